@@ -306,12 +306,26 @@ def _group_row_families(
 
     Keys name target, setting and probe.
     """
-    families: dict[tuple[str, frozenset[str]], dict[CellKey, ScoredRow]] = {}
+    families = list[tuple[str, ScoredRow, dict[CellKey, ScoredRow]]]()
     for finding in findings:
         row = scored.get(finding.cell_key)
-        if row is not None and not finding.not_applicable:
-            families.setdefault((finding.setting, frozenset(row.ids)), {})[finding.cell_key] = row
-    yield from families.values()
+        if row is None or finding.not_applicable:
+            continue
+        for setting, first, family in families:
+            if setting == finding.setting and _are_same_records(first, row):
+                family[finding.cell_key] = row
+                break
+        else:
+            families.append((finding.setting, row, {finding.cell_key: row}))
+    for _, _, family in families:
+        yield family
+
+
+def _are_same_records(first: ScoredRow, second: ScoredRow) -> bool:
+    """Return whether two results are about the same records, in any order."""
+    if first.ids is second.ids:
+        return True
+    return len(first.ids) == len(second.ids) and set(first.ids) == set(second.ids)
 
 
 def _align_scores(family: Mapping[CellKey, ScoredRow]) -> Iterator[CandidateScore]:

@@ -152,8 +152,12 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
 
     tokens, starts = join_texts(texts)
     sizes = np.log1p(np.column_stack([np.diff(starts), lengths]))
-    words, of = np.unique(tokens, return_inverse=True)
-    of = of.astype(np.int32)
+    words = np.unique(tokens)
+    # Not `return_inverse`, which sorts indices of eight bytes. Token ids are below a vocabulary's
+    # size.
+    codes = np.zeros(words[-1] + 1, np.int32)
+    codes[words] = np.arange(len(words))
+    of = codes[tokens]
     # (texts, words): counts of each word in each text
     bag = scipy.sparse.csr_array((np.ones(len(of)), of, starts), shape=(len(texts), len(words)))
     bag.sum_duplicates()
