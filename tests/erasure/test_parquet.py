@@ -6,15 +6,23 @@ from pathlib import Path
 
 import pandas as pd
 import pyarrow
+import pytest
 from pyarrow import parquet
 
+from auditor.erasure.layers import Layer, Piece, judge_layer
+from auditor.erasure.records import read_erasure_records
+from auditor.erasure.stores.lancedb import read_arrow
+from auditor.erasure.windows import TEXT
 from tests.erasure.stored import (
     count_leftovers,
     examine,
     make_rows,
     split_rows,
     verdicts_by_layer,
+    write_rows,
 )
+
+TEXTS = (pyarrow.string(), pyarrow.string())
 
 
 def test_a_dictionary_keeps_values_of_dropped_rows(tmp_path: Path) -> None:
@@ -60,6 +68,28 @@ def test_texts_inside_records_and_lists_are_read(tmp_path: Path) -> None:
     left = examine(tmp_path, deleted, kept, str(tmp_path / "chats.parquet"))
     (in_rows,) = [v for v in left.verdicts if (v.layer, v.kind) == ("rows", "text")]
     assert len(in_rows.leftovers) == 6 and in_rows.n_control_seen == in_rows.n_control == 54
+
+
+@pytest.mark.parametrize("kind", ["binary", "map", "union", "run ends"])
+def test_texts_in_bytes_maps_and_unions_are_read(tmp_path: Path, kind: str) -> None:
+    rows = make_rows(60)
+    deleted, kept = split_rows(rows, 6)
+    gone = [row["text"] for row in deleted]
+    columns = {
+        "binary": pyarrow.array([text.encode() for text in gone]),
+        "map": pyarrow.array([[("note", text)] for text in gone], pyarrow.map_(*TEXTS)),
+        "union": pyarrow.UnionArray.from_sparse(
+            pyarrow.array([1] * 6, pyarrow.int8()), [pyarrow.array([0] * 6), pyarrow.array(gone)]
+        ),
+        "run ends": pyarrow.RunEndEncodedArray.from_arrays([1, 2, 3, 4, 5, 6], gone),
+    }
+    pieces = [Piece("rows", [row["text"] for row in kept])]
+    pieces += read_arrow("rows", pyarrow.table({"other": columns[kind]}))
+    write_rows(tmp_path / "gone.jsonl", deleted)
+    write_rows(tmp_path / "kept.jsonl", kept)
+    records = read_erasure_records(tmp_path / "gone.jsonl", tmp_path / "kept.jsonl")
+    verdicts = judge_layer("store", Layer("rows", lambda: pieces, (TEXT,)), records)
+    assert len(verdicts[0].leftovers) == 6
 
 
 def test_texts_in_views_and_long_lists_are_read(tmp_path: Path) -> None:

@@ -116,6 +116,34 @@ def test_chroma_keeps_the_folder_of_a_dropped_collection(tmp_path: Path) -> None
     assert not any(one.leftovers for one in left.verdicts if "data_level0" in one.layer)
 
 
+def test_chroma_is_read_in_all_tenants_and_databases(tmp_path: Path) -> None:
+    chromadb = pytest.importorskip("chromadb", reason="pip install 'audit-lm[stores]'")
+    from chromadb.config import Settings
+
+    deleted, kept = split_rows(make_rows(), N_DELETED)
+    folder = str(tmp_path / "chroma")
+    fill_chroma(tmp_path / "chroma", kept)
+    settings = Settings(
+        anonymized_telemetry=False,
+        allow_reset=True,
+        is_persistent=True,
+        persist_directory=folder,
+    )
+    admin = chromadb.AdminClient(settings)
+    admin.create_tenant("practice")
+    admin.create_database("old", "practice")
+    client = chromadb.PersistentClient(folder, settings, "practice", "old")
+    collection = client.create_collection("notes", embedding_function=None)
+    collection.add(
+        ids=list_ids(deleted),
+        documents=[row["text"] for row in deleted],
+        embeddings=list_embeddings(deleted),
+    )
+    left = count_leftovers(examine(tmp_path, deleted, kept, folder))
+    assert left["collections", "text"] == left["collections", "vectors"] == N_DELETED
+    assert left["nearest neighbours", "vectors"] == N_DELETED
+
+
 def test_chroma_vacuum_above_1000_writes_keeps_vectors_though_near_twins_stay(
     tmp_path: Path,
 ) -> None:

@@ -62,11 +62,18 @@ class ChromaStore(SQLiteStore):
 
     @cached_property
     def _collections(self) -> list[Any]:
+        """The collections of all tenants and of all their databases."""
         import chromadb
         from chromadb.config import Settings
 
-        settings = Settings(anonymized_telemetry=False)
-        return list(chromadb.PersistentClient(str(self.path), settings).list_collections())
+        with closing(sqlite3.connect(self.path / _FILE)) as database:
+            owners = database.execute("SELECT tenant_id, name FROM databases").fetchall()
+        collections = []
+        for tenant, name in owners:
+            settings = Settings(anonymized_telemetry=False)
+            client = chromadb.PersistentClient(str(self.path), settings, tenant, name)
+            collections += client.list_collections()
+        return collections
 
     def list_library_layers(self) -> Iterator[Layer]:
         yield from super().list_library_layers()

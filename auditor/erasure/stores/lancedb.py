@@ -21,6 +21,12 @@ from auditor.erasure.windows import TEXT, VECTORS
 _AT_ONCE = 10_000  # rows
 _RETENTION = "optimize(cleanup_older_than=timedelta(0), delete_unverified=True)"
 _LISTS = (pyarrow.types.is_list, pyarrow.types.is_large_list, pyarrow.types.is_fixed_size_list)
+_BYTES = (
+    pyarrow.types.is_binary,
+    pyarrow.types.is_large_binary,
+    pyarrow.types.is_fixed_size_binary,
+    pyarrow.types.is_binary_view,
+)
 _SHORTEST = 4  # letters of a word to ask a full-text index for
 _MOST_WORDS = 12  # of a text
 _MOST_HITS = 10  # rows of a word: the rarer it is, the more a deleted row lowers its score
@@ -157,19 +163,33 @@ def is_text(kind: pyarrow.DataType) -> bool:
 
 
 def read_arrow(place: str, table: pyarrow.Table) -> Iterator[Piece]:
-    """Yield the texts and vectors of an Arrow table, also those inside records and lists."""
+    """Yield the texts, bytes and vectors of an Arrow table, also those inside nested values."""
     for column in table.columns:
         yield from _read_column(place, column.combine_chunks())
 
 
 def _read_column(place: str, column: pyarrow.Array) -> Iterator[Piece]:
-    if pyarrow.types.is_dictionary(column.type):
+    types = pyarrow.types
+    if isinstance(column, pyarrow.ExtensionArray):
+        column = column.storage
+    if types.is_run_end_encoded(column.type):
+        column = compute.run_end_decode(column)
+    if types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if is_text(column.type):
         yield Piece(place, [text for text in column.to_pylist() if text is not None])
-    elif pyarrow.types.is_struct(column.type):
+    elif any(is_kind(column.type) for is_kind in _BYTES):
+        yield Piece(place, b"\0".join(column.drop_null().to_pylist()))
+    elif types.is_struct(column.type):
         for inner in column.flatten():
             yield from _read_column(place, inner)
+    elif types.is_union(column.type):
+        for i in range(column.type.num_fields):
+            yield from _read_column(place, column.field(i))
+    elif types.is_map(column.type):
+        entries = column.drop_null()
+        yield from _read_column(place, entries.keys)
+        yield from _read_column(place, entries.items)
     elif any(is_kind(column.type) for is_kind in _LISTS):
         yield from _read_lists(place, column.drop_null())
 
