@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.nouns import Tokens
 from auditor.core.plan import Plan, format_field_flag, list_ruled_fields
 from auditor.core.plan_fields import AUTO, NONE, PLACED
-from auditor.core.plan_parts import LoadingOptions
+from auditor.core.plan_parts import LoadingOptions, TargetPlan
 from auditor.gate.deployed import ANSWERS
 from auditor.models.base import LanguageModel
 from auditor.models.ensemble import Ensemble
@@ -75,7 +75,7 @@ class SiteModels:
         self.live = live
         self.table_counting = TableCounting()
         self._folder: RunFolder | None = None
-        self._ensembles: dict[Path, Ensemble] = {}
+        self._ensembles: dict[str, Ensemble] = {}
         if plan.target.uses_builtin_lab:
             self.recipe = build_lab_recipe(plan)
             self.mitigation = build_mitigation_trainer(plan.target, self.recipe)
@@ -95,14 +95,16 @@ class SiteModels:
         )
         return self.shared.get_or_make("lab", (self.recipe, self.data_plan.limit), make)
 
+    def find_model(self, name: str | None, train: Callable[[Lab], Path]) -> str | None:
+        """Return the model that the plan names; in the lab, the folder of a model trained now."""
+        return name if self.recipe is None else str(train(self.lab))
+
     @property
     def model_place(self) -> str:
-        """Folder, hub id or address of the attacked model; a lab trains the model first."""
-        if self.recipe is None:
-            return str(self.target.model)
-        if self.mitigation is not None:
-            return str(self.lab.trained_folder(self.mitigation))
-        return str(self.lab.target_folder())
+        """Folder, hub id or address of the attacked model."""
+        return str(
+            self.find_model(self.target.model, lambda lab: lab.target_folder(self.mitigation))
+        )
 
     @property
     def is_model_asked_over_network(self) -> bool:
@@ -110,7 +112,7 @@ class SiteModels:
 
         If so, a single process holds the query budget and the answers.
         """
-        return self.recipe is None and self._provider_and_request[0].network
+        return resolve_attacked_provider(self.target, self.loading).network
 
     @property
     def attacked_adapter_base_name(self) -> str:
@@ -222,9 +224,8 @@ class SiteModels:
     @cached_property
     def public_model(self) -> LanguageModel | None:
         """Model trained without private data; None if the plan names no such model."""
-        if self.recipe is not None:
-            return self._load_matching_model("public", str(self.lab.public_folder()))
-        return self._load_matching_model("public", self.target.public)
+        name = self.find_model(self.target.public, lambda lab: lab.public_folder())
+        return self._load_matching_model("public", name)
 
     @cached_property
     def reference_model(self) -> LanguageModel | None:
@@ -276,32 +277,6 @@ class SiteModels:
             )
         return tuple(dict.fromkeys(notes))
 
-    def model_before_or_retrained(self, kind: str) -> LanguageModel:
-        """Load a baseline of unlearning, a model with which an unlearned model is compared.
-
-        Raise AuditError for a model of another family or vocabulary, and for the attacked model
-        itself.
-
-        Args:
-            kind: `before` for the model before unlearning; `retrained` for a model trained without
-                the records to forget.
-        """
-        name: str | None = getattr(self.target, kind)
-        if self.recipe is not None:
-            name = str(self.lab.retrained_folder())
-        target = self.model
-        folders = Path(str(name)), Path(self.model_place)
-        if all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]):
-            raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")
-        other = self._load_matching_model(kind, name)
-        assert other is not None  # a row needs a name
-        if other.family != target.family:
-            raise AuditError(
-                f"expected --{kind} as {target.family}, as --model is, got {other.name}: "
-                f"{other.family}"
-            )
-        return _require_same_vocabulary(kind, target, other)
-
     def load_deployed_form(self, place: str) -> LanguageModel:
         """Load a deployed form of the attacked model, such as a quantised copy.
 
@@ -318,7 +293,7 @@ class SiteModels:
             check_same_vocabulary_size(
                 "--forms", other.name, other.vocab_size, "the target's", target.vocab_size
             )
-        return _require_same_vocabulary("forms", target, other)
+        return require_same_vocabulary("forms", target, other)
 
     def _load_matching_model(self, kind: str, name: str | None) -> LanguageModel | None:
         """Load the model of this role; return None if `name` is None.
@@ -428,7 +403,12 @@ class SiteModels:
         return loaded
 
 
-def _require_same_vocabulary(
+def resolve_attacked_provider(target: TargetPlan, loading: LoadingOptions) -> Provider:
+    """Return the provider of the attacked model; the lab's models are folders."""
+    return registry.resolve_model_provider(target.model or "", loading.model_args)[0]
+
+
+def require_same_vocabulary(
     kind: str, subject: LanguageModel, other: LanguageModel
 ) -> LanguageModel:
     """Return the other model. Raise AuditError if its vocabulary differs from that of `subject`.

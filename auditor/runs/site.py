@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.benchmarks.data.files import TableReader
+from auditor.benchmarks.lab.lab import Lab
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.secret_randomness import make_keyed_generator
@@ -40,7 +41,7 @@ from auditor.privacy import gradient_canaries, promises
 from auditor.records.aliases import alias_secrets, load_alias_salt
 from auditor.records.folder import RunFolder
 from auditor.runs import text_form
-from auditor.runs.loader import SiteModels
+from auditor.runs.loader import SiteModels, require_same_vocabulary, resolve_attacked_provider
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.per_secret_results import make_token_decoder
 from auditor.runs.planned_lab import LABS, choose_lab_defaults, parse_reference_model_count
@@ -173,9 +174,11 @@ class Site(SiteModels):
         Raise AuditError if `spec`, the value of this option, names no models. The lab reads it as
         the number of models to train.
         """
-        folder = Path(spec)
-        if self.recipe is not None:
-            folder = self.lab.references_folder(parse_reference_model_count(spec))
+
+        def train(lab: Lab) -> Path:
+            return lab.references_folder(parse_reference_model_count(spec))
+
+        folder = Path(str(self.find_model(spec, train)))
 
         def load_one(folder: str) -> LanguageModel:
             public = self.public_model
@@ -221,6 +224,30 @@ class Site(SiteModels):
             ids_by_digest.setdefault(record_digests([text])[0], []).append(secret.id)
         return ids_by_digest
 
+    def model_before_or_retrained(self, kind: str) -> LanguageModel:
+        """Load a baseline of unlearning, a model with which an unlearned model is compared.
+
+        Raise AuditError for a model of another family or vocabulary, and for the attacked model
+        itself.
+
+        Args:
+            kind: `before` for the model before unlearning; `retrained` for a model trained without
+                the records to forget.
+        """
+        name = self.find_model(getattr(self.target, kind), lambda lab: lab.retrained_folder())
+        target = self.model
+        folders = Path(str(name)), Path(self.model_place)
+        if all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]):
+            raise AuditError(f"expected --{kind} as another model than --model, got {name} as both")
+        other = self._load_matching_model(kind, name)
+        assert other is not None  # a row needs a name
+        if other.family != target.family:
+            raise AuditError(
+                f"expected --{kind} as {target.family}, as --model is, got {other.name}: "
+                f"{other.family}"
+            )
+        return require_same_vocabulary(kind, target, other)
+
     # --- inputs of defenses ---
 
     def missing_input_phrase(self, defense: Defense) -> str:
@@ -247,11 +274,9 @@ class Site(SiteModels):
     @property
     def has_next_token_distributions(self) -> bool:
         """True if the attacked model returns full next-token distributions."""
-        if self.recipe is not None:
-            return True
         if "model" in self.live:
             return "distribution" in self.live["model"].capabilities
-        return self._provider_and_request[0].distribution
+        return resolve_attacked_provider(self.target, self.loading).distribution
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
         """Raise AuditError if these models and data do not suit the defense with its options."""
@@ -282,22 +307,25 @@ class Site(SiteModels):
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:
         """Load the ensemble of adapters that this defense combines."""
-        folder = Path(defense.ensemble_folder)
-        if self.recipe is not None:
-            folder = self.lab.ensemble_folder(defense.required_member_count)
+        count = defense.required_member_count
+        folder = str(
+            self.find_model(defense.ensemble_folder, lambda lab: lab.ensemble_folder(count))
+        )
         if folder not in self._ensembles:
-            self._ensembles[folder] = load_lora_ensemble(folder, self._public_model_for_adapters)
+            public = self._public_model_for_adapters
+            self._ensembles[folder] = load_lora_ensemble(Path(folder), public)
         return self._ensembles[folder]
 
     def model_trained_by_defense(self, defense: Defense) -> TrainedModel:
         """Load or train the model of this defense."""
-        folder = defense.model_folder
-        if self.recipe is not None:
+
+        def train(lab: Lab) -> Path:
             assert isinstance(defense, Trainer)  # only trainers need the input "trained"
-            folder = str(self.lab.trained_folder(defense))
+            return lab.trained_folder(defense)
+
         return load_trained_defense(
             defense,
-            folder,
+            str(self.find_model(defense.model_folder, train)),
             lambda folder: self.load_role_model("trained", folder),
             self.model.vocab_size,
         )
@@ -307,10 +335,8 @@ class Site(SiteModels):
 
         The control is an adapter trained on all records, in the same way as the ensemble's members.
         """
-        folder = Path(defense.ensemble_folder)
-        if self.recipe is not None:
-            folder = self.lab.control_folder()
-        return load_control_adapter(folder, self._public_model_for_adapters)
+        folder = self.find_model(defense.ensemble_folder, lambda lab: lab.control_folder())
+        return load_control_adapter(Path(str(folder)), self._public_model_for_adapters)
 
     @property
     def _public_model_for_adapters(self) -> HuggingFaceModel:

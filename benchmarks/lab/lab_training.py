@@ -110,8 +110,13 @@ class LabTraining:
         """Return the folder of the model trained only on public text, the base of all others."""
         return self.parts.build_once(PUBLIC, self.train_public_model)
 
-    def target_folder(self) -> Path:
-        """Return the folder of the attacked model: the public model fine-tuned on private text."""
+    def target_folder(self, mitigation: Trainer | None = None) -> Path:
+        """Return the folder of the attacked model: the public model fine-tuned on private text.
+
+        mitigation: training to use instead of the plain training.
+        """
+        if mitigation is not None:
+            return self.trained_folder(mitigation)
         self.public_folder()
         return self.parts.build_once(_TARGET, self.train_target_model)
 

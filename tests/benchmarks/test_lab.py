@@ -24,16 +24,19 @@ from auditor.benchmarks.lab.lab_texts import make_lab_texts
 from auditor.benchmarks.lab.lab_training import END, LabTraining
 from auditor.benchmarks.lab.masked_lab import MaskedLab, MaskedLabRecipe
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import to_json
+from auditor.core.plan import Plan
 from auditor.defenses.private_training import DpSgd
 from auditor.defenses.private_training_controls import NoClipping
 from auditor.defenses.unlearning import NPO
 from auditor.models.ensemble import Ensemble
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.loading import load_causal_lm
+from auditor.models.loading import load_causal_lm, read_adapter_base
 from auditor.models.lora import load_adapter_model, load_control_adapter, load_lora_ensemble
 from auditor.models.references import ReferenceModels, load_reference_models
 from auditor.models.shards import read_shard_record_list, record_digests
 from auditor.privacy.promises import read_privacy_record
+from auditor.runs.site import Site
 
 TINY = LabRecipe(
     vocab_size=300,
@@ -760,3 +763,26 @@ def test_reference_models_are_a_part_that_is_made_when_asked_for_and_changes_no_
     assert set(finished(built.folder)) == before | {"references-4"}
     one, other = (model.log_probs(torch.tensor([[1, 2, 3]]), 1) for model in references.models[:2])
     assert not torch.equal(one, other)
+
+
+def test_no_adapter_names_the_folder_that_it_was_trained_from(built: Lab) -> None:
+    """Else a cache that is moved could not be read."""
+    adapters = [*built.ensemble_folder().glob("member-*"), *built.references_folder(4).glob("*-*")]
+    assert len(adapters) == 2 + 4
+    assert {read_adapter_base(str(adapter)) for adapter in adapters} == {None}
+
+
+def test_reference_models_share_the_weights_of_the_public_model(
+    built: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty-four of a large model would not fit otherwise. And no report names the cache."""
+    monkeypatch.setenv("AUDIT_CACHE", str(cache(built)))
+    site = Site(Plan.from_fields(lab_recipe=to_json(TINY)))
+    public, references = site.public_model, site.load_site_references("4")
+    assert isinstance(public, HuggingFaceModel)
+    places = {parameter.data_ptr() for parameter in public.model.parameters()}
+    for reference in references.models:
+        assert isinstance(reference, HuggingFaceModel)
+        assert places <= {parameter.data_ptr() for parameter in reference.model.parameters()}
+    assert [sum(s.id in saw for saw in references.saw) for s in site.benchmark.secrets] == [2] * 19
+    assert (site.model.name, public.name) == ("lab target", "lab public")
