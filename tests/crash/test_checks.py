@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,11 +104,13 @@ def changed(
     )
 
 
-BY_NAME = {check(runs()).name: check for check in checks.CHECKS}
+@functools.cache
+def checks_by_name() -> dict[str, Callable[[WatchedTrainings], LoopCheck]]:
+    return {check(runs()).name: check for check in checks.CHECKS}
 
 
 def of(name: str, given: WatchedTrainings) -> LoopCheck:
-    return BY_NAME[name](checks_of_noise.whiten_unequal_noise(given))
+    return checks_by_name()[name](checks_of_noise.whiten_unequal_noise(given))
 
 
 def test_an_honest_training_is_called_broken_at_most_as_often_as_is_said() -> None:

@@ -28,10 +28,12 @@ def find_programs() -> Path | None:
 
 
 @contextmanager
-def serve_postgresql(programs: Path, settings: str = "") -> Iterator[str]:
+def serve_postgresql(
+    programs: Path, settings: str = "", log_file_size: int = 16
+) -> Iterator[str]:
     """Start a new server, and yield its address without the database.
 
-    settings: further options of `postgres`.
+    settings: further options of `postgres`. log_file_size: of each file of pg_wal, in MB.
     """
     user = "postgres" if os.getuid() == 0 else None  # the server refuses root
     folder = Path(tempfile.mkdtemp(prefix="audit-postgresql-"))
@@ -51,7 +53,8 @@ def serve_postgresql(programs: Path, settings: str = "") -> Iterator[str]:
         subprocess.run(command, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
 
     try:
-        run("initdb", "-D", data, "-U", "audit", "-A", "trust", "--no-sync", "-E", "UTF8")
+        made_with = ["-A", "trust", "--no-sync", "-E", "UTF8", f"--wal-segsize={log_file_size}"]
+        run("initdb", "-D", data, "-U", "audit", *made_with)
         run(*start)
         try:
             yield f"postgresql://audit@127.0.0.1:{port}/"

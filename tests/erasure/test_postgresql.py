@@ -39,7 +39,8 @@ def server() -> Iterator[str]:
     programs = find_programs()
     if programs is None:
         pytest.skip("apt-get install postgresql")
-    with serve_postgresql(programs) as address:
+    # Each test reads the whole log, which keeps five files and what earlier tests wrote.
+    with serve_postgresql(programs, log_file_size=1) as address:
         yield address
 
 
