@@ -28,9 +28,7 @@ def find_programs() -> Path | None:
 
 
 @contextmanager
-def serve_postgresql(
-    programs: Path, settings: str = "", log_file_size: int = 16
-) -> Iterator[str]:
+def serve_postgresql(programs: Path, settings: str = "", log_file_size: int = 16) -> Iterator[str]:
     """Start a new server, and yield its address without the database.
 
     settings: further options of `postgres`. log_file_size: of each file of pg_wal, in MB.
