@@ -198,7 +198,7 @@ def _flag_parameters(
         kind, details = _split_annotation(parameter)
         if isinstance(details, PlanFlags):
             yield from details.signature_parameters(entries)
-        elif dataclasses.is_dataclass(kind):
+        elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield from _flag_parameters(
                 _read_signature(kind).parameters.values(),
                 read_docstring_entries(kind),
