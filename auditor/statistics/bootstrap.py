@@ -18,6 +18,9 @@ from auditor.core.arrays import Floats, Ints
 from auditor.core.secret_randomness import make_keyed_generator
 
 CONFIDENCE = 0.95
+# Streams of the resamples behind every AUC and true-positive rate.
+MEMBERS = "membership members"
+NONMEMBERS = "membership non-members"
 RESAMPLES = 1000
 # default number of entries in a block of counts, which bounds the memory of a resampling
 _COUNTS = 2**21

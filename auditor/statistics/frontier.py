@@ -161,7 +161,7 @@ def _resample_leakages(
 def _draw_paired_resample_blocks(scores: Points) -> Iterator[tuple[Draws, ...]]:
     """Yield blocks of resample counts, (rows, m) for members and (rows, n) for non-members."""
     sizes = [len(side) for side in scores[0][0]]
-    streams = ("frontier members", "frontier non-members")
+    streams = (bootstrap.MEMBERS, bootstrap.NONMEMBERS)
     at_once = max(1, _COUNTS // max(sizes))
     sides = (
         bootstrap.draw_resample_blocks(n, name, RESAMPLES, at_once)

@@ -31,9 +31,6 @@ from auditor.statistics.metrics import (
     name_tpr_metric,
 )
 
-# Streams of the resamples.
-_MEMBERS = "membership members"
-_OTHERS = "membership non-members"
 _ALL = ""  # the group of all members
 
 
@@ -101,8 +98,8 @@ def compute_simultaneous_widening(
             own_parts.append(_compute_placement_parts(placements[0], members, records.unit))
             other_parts.append(_compute_placement_parts(placements[1], others, records.unit))
     # (entries, members' units) and (entries, non-members' units).
-    moved = _compute_resampled_sums(own_parts, records.member, records.unit, _MEMBERS)
-    moved += _compute_resampled_sums(other_parts, others, records.unit, _OTHERS)
+    moved = _compute_resampled_sums(own_parts, records.member, records.unit, bootstrap.MEMBERS)
+    moved += _compute_resampled_sums(other_parts, others, records.unit, bootstrap.NONMEMBERS)
     deviation = np.array(deviations)
     sure = deviation <= 0
     noise = make_keyed_generator("bootstrap", "membership certain", int(sure.sum()))

@@ -118,10 +118,8 @@ def test_rates_are_those_of_every_single_resample() -> None:
         rng.integers(-20, 20, 50).astype(float),
     )
     [leak] = frontier.estimate_tpr_leakages([[(own, others)]], 0.05)
-    members = next(bootstrap.draw_resample_blocks(30, "frontier members", frontier.RESAMPLES))
-    nonmembers = next(
-        bootstrap.draw_resample_blocks(50, "frontier non-members", frontier.RESAMPLES)
-    )
+    members = next(bootstrap.draw_resample_blocks(30, bootstrap.MEMBERS, frontier.RESAMPLES))
+    nonmembers = next(bootstrap.draw_resample_blocks(50, bootstrap.NONMEMBERS, frontier.RESAMPLES))
     slow = [
         max(
             tpr_at_fpr(np.repeat(s * own, a), np.repeat(s * others, b), 0.05).value for s in (1, -1)
@@ -155,10 +153,8 @@ def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:
         rng.integers(-20, 20, 50).astype(float),
     )
     first, turned = frontier.estimate_auc_leakages([[(own, others)], [(-own, -others)]])
-    members = next(bootstrap.draw_resample_blocks(30, "frontier members", frontier.RESAMPLES))
-    nonmembers = next(
-        bootstrap.draw_resample_blocks(50, "frontier non-members", frontier.RESAMPLES)
-    )
+    members = next(bootstrap.draw_resample_blocks(30, bootstrap.MEMBERS, frontier.RESAMPLES))
+    nonmembers = next(bootstrap.draw_resample_blocks(50, bootstrap.NONMEMBERS, frontier.RESAMPLES))
     slow = [
         auc(np.repeat(own, a), np.repeat(others, b))
         for a, b in zip(members[:100], nonmembers[:100], strict=True)
