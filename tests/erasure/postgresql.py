@@ -70,6 +70,7 @@ class Database:
 
         with psycopg.connect(f"{server}postgres", autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
+        self.server, self.name = server, name
         self.address = f"{server}{name}"
         self.connection = psycopg.connect(self.address, autocommit=True)
         found = self.run("SELECT 1 FROM pg_available_extensions WHERE name = 'vector'").fetchone()
@@ -83,6 +84,15 @@ class Database:
         for statement in statements:
             result = self.connection.execute(statement, values or None)
         return result
+
+    def drop(self) -> None:
+        """Remove the database, and what it left in pg_wal."""
+        import psycopg
+
+        self.overwrite_log()
+        self.connection.close()
+        with psycopg.connect(f"{self.server}postgres", autocommit=True) as connection:
+            connection.execute(f"DROP DATABASE {self.name}")
 
     def insert(self, rows: Sequence[Row]) -> None:
         statement = f"INSERT INTO notes VALUES (%s, %s, %s::{self.vector})"

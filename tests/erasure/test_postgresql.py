@@ -39,7 +39,7 @@ def server() -> Iterator[str]:
     programs = find_programs()
     if programs is None:
         pytest.skip("apt-get install postgresql")
-    # Each test reads the whole log.
+    # Each test reads the log and all databases.
     with serve_postgresql(programs, log_file_size=1) as address:
         yield address
 
@@ -48,8 +48,7 @@ def server() -> Iterator[str]:
 def database(server: str, request: pytest.FixtureRequest) -> Iterator[Database]:
     made = Database(server, f"t{abs(hash(request.node.name))}")
     yield made
-    made.overwrite_log()
-    made.connection.close()
+    made.drop()
 
 
 def find_remedy(erasure: Erasure, layer: str) -> str:
