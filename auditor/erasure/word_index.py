@@ -1,14 +1,15 @@
-"""Write texts again from the trigrams of an FTS5 index, also texts of deleted rows.
+"""Read the segments of an FTS5 index: words, and texts spelled by trigrams, also of deleted rows.
 
-The index keeps a deleted row's trigrams, with their positions, until its segments are merged. The
+The index keeps a deleted row's terms, with their positions, until its segments are merged. The
 format of the segments: https://www.sqlite.org/fts5.html and SQLite's fts5_index.c.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 _PAGE_BITS = 37  # of the number of a page below the number of its segment
 _LEAVES = 2**31  # pages with larger numbers are maps of long lists
@@ -34,25 +35,12 @@ class _Segment:
     _n_missing: int = 0
 
     def read_page(self, page: bytes) -> None:
-        size = int.from_bytes(page[2:4], "big")
-        starts = []
-        place = size
-        start = 0
-        while place < len(page):
-            distance, place = read_varint(page, place)
-            start += distance
-            starts.append(start)
-        starts.append(size)
-        self._read_rows(page, 4, starts[0])
-        for i, start in enumerate(starts[:-1]):
-            n_common = 0
-            place = start
-            if i:
-                n_common, place = read_varint(page, place)
-            n_new, place = read_varint(page, place)
-            self._term = self._term[:n_common] + page[place : place + n_new]
-            self.terms.append(self._term)
-            self._read_rows(page, place + n_new, starts[i + 1])
+        first, *_ = starts = _list_starts(page)
+        self._read_rows(page, 4, first)
+        for term, place, end in _split_terms(page, starts):
+            self._term = term
+            self.terms.append(term)
+            self._read_rows(page, place, end)
 
     def _read_rows(self, page: bytes, place: int, end: int) -> None:
         """Read the rows of the current term; the first one on a page is not a distance."""
@@ -101,6 +89,34 @@ class _Segment:
             postings.append(position << _POSITION_BITS | number)
 
 
+def _list_starts(page: bytes) -> list[int]:
+    """Return the places of a page's terms, and the end of the last one's rows."""
+    size = int.from_bytes(page[2:4], "big")
+    starts = []
+    place = size
+    start = 0
+    while place < len(page):
+        distance, place = read_varint(page, place)
+        start += distance
+        starts.append(start)
+    return [*starts, size]
+
+
+def _split_terms(page: bytes, starts: Sequence[int]) -> Iterator[tuple[bytes, int, int]]:
+    """Yield each term of a page, and the start and the end of its rows.
+
+    All but the first share bytes with the term before. starts: by `_list_starts`.
+    """
+    term = b""
+    for place, end in pairwise(starts):
+        n_common = 0
+        if term:
+            n_common, place = read_varint(page, place)
+        n_new, place = read_varint(page, place)
+        term = term[:n_common] + page[place : place + n_new]
+        yield term, place + n_new, end
+
+
 def read_varint(content: bytes, place: int) -> tuple[int, int]:
     """Return SQLite's number of up to nine bytes at a place, and the place after it."""
     value = 0
@@ -113,6 +129,20 @@ def read_varint(content: bytes, place: int) -> tuple[int, int]:
     return value << 8 | content[place], place + 1
 
 
+def _is_leaf(number: int) -> bool:
+    """Return whether the page with this number has terms."""
+    return 0 < number >> _PAGE_BITS < _SEGMENTS and number % 2**_PAGE_BITS < _LEAVES
+
+
+def list_words(pages: Iterable[tuple[int, bytes]]) -> Iterator[str]:
+    """Yield the words of an index, also of deleted rows. pages: as in `rebuild_texts`."""
+    for number, content in pages:
+        if _is_leaf(number):
+            for term, _, _ in _split_terms(content, _list_starts(content)):
+                if term[:1] == _MAIN:
+                    yield term[1:].decode(errors="replace")
+
+
 def rebuild_texts(pages: Iterable[tuple[int, bytes]]) -> Iterator[str]:
     """Yield the texts of a trigram index, of a row perhaps several.
 
@@ -120,10 +150,8 @@ def rebuild_texts(pages: Iterable[tuple[int, bytes]]) -> Iterator[str]:
     """
     segments = dict[int, _Segment]()
     for number, content in pages:
-        name = number >> _PAGE_BITS
-        is_leaf = number % 2**_PAGE_BITS < _LEAVES
-        if 0 < name < _SEGMENTS and is_leaf:
-            segments.setdefault(name, _Segment()).read_page(content)
+        if _is_leaf(number):
+            segments.setdefault(number >> _PAGE_BITS, _Segment()).read_page(content)
     keys = {}
     for segment in segments.values():
         keys.update(dict.fromkeys(segment.postings))

@@ -15,7 +15,7 @@ from auditor.core.errors import AuditError
 from auditor.erasure.layers import Layer, PartlyReadError, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import TEXT, VECTORS, WORDS
-from auditor.erasure.word_index import rebuild_texts
+from auditor.erasure.word_index import list_words, rebuild_texts
 
 _MAGIC = b"SQLite format 3\0"
 _AT_ONCE = 2_000  # rows
@@ -103,7 +103,10 @@ class SQLiteStore(Store):
                     read_texts = partial(read_trigrams, path, index, tables[index])
                     yield Layer(name, read_texts, (TEXT,))
                     continue
-                yield Layer(name, partial(read_tables, path, blocks[index]), (WORDS,))
+                read_blocks = partial(read_tables, path, blocks[index])
+                if blocks[index] == [f"{index}_data"]:
+                    read_blocks = partial(read_segments, path, index)
+                yield Layer(name, read_blocks, (WORDS,))
                 read_words = partial(read_vocabulary, path, index)
                 yield Layer(f"vocabulary of {name}", read_words, (WORDS,))
 
@@ -202,6 +205,15 @@ def read_vocabulary(path: Path, index: str) -> Iterator[Piece]:
                 yield Piece(f"vocabulary of {index}", [word for (word,) in batch])
     except sqlite3.OperationalError as error:  # such as a tokenizer of another program
         raise PartlyReadError(error) from None
+
+
+def read_segments(path: Path, index: str) -> Iterator[Piece]:
+    """Yield the words of an FTS5 index's segments, also of rows that were deleted from it."""
+    with _open_database(path) as database:
+        data = quote(f"{index}_data")
+        words = list_words(database.execute(f"SELECT id, block FROM {data}"))
+        while batch := list(itertools.islice(words, 10 * _AT_ONCE)):
+            yield Piece(f"table {index}_data", batch)
 
 
 def read_trigrams(path: Path, index: str, sql: str) -> Iterator[Piece]:
