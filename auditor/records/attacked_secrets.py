@@ -97,13 +97,14 @@ def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
         plan = read_json_object(folder / PLAN, "the plan of a run")
     else:
         plan = None
+    secrets = read_secret_attributes(folder)
     guesses, observations = (
-        _list_journal_secrets(folder / name) for name in (GUESSES, OBSERVATIONS)
+        _list_journal_secrets(folder / name, secrets or {}) for name in (GUESSES, OBSERVATIONS)
     )
     if guesses is not None or observations is not None:  # a run of one kind has a single journal
         guesses = guesses or {}
         observations = observations or {}
-    return AnsweredSecretIds(plan, read_secret_attributes(folder), guesses, observations)
+    return AnsweredSecretIds(plan, secrets, guesses, observations)
 
 
 def read_secret_attributes(folder: Path) -> dict[str, SecretAttributes] | None:
@@ -136,7 +137,13 @@ def read_secret_attributes(folder: Path) -> dict[str, SecretAttributes] | None:
     return facts_by_id
 
 
-def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
+def _list_journal_secrets(
+    path: Path, attributes: Mapping[str, SecretAttributes]
+) -> dict[CellKey, frozenset[str]] | None:
+    """Return the ids of the secrets in a journal, keyed by cell; None if the file is missing.
+
+    Ids are the objects of `attributes`, to save the memory of each line's own.
+    """
     if not path.exists():
         return None
     ids_by_cell: dict[str, set[str]] = {}
@@ -149,6 +156,8 @@ def _list_journal_secrets(path: Path) -> dict[CellKey, frozenset[str]] | None:
                     record = json.loads(line)
                     cell = record["cell"]
                     secret = record["secret"]
+                if secret in attributes:
+                    secret = attributes[secret].id
                 ids_by_cell.setdefault(cell, set()).add(secret)
         return {
             CellKey.parse_cell_key(cell): frozenset(ids_by_cell.pop(cell))
