@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.sparse
 from sklearn.model_selection import StratifiedGroupKFold
 
 from auditor.core.nouns import Secret, Tokens
@@ -134,6 +135,18 @@ def test_folds_are_those_of_stratified_groups(relatedness: float) -> None:
         )
         for one, other in pairs:
             assert [side.tolist() for side in one] == [side.tolist() for side in other]
+
+
+def test_joined_columns_are_those_of_hstack() -> None:
+    """Rows without entries included."""
+    rng = make_keyed_generator("columns")
+    left = scipy.sparse.random_array((40, 9), density=0.1, rng=rng, format="csr")
+    right = scipy.sparse.random_array((40, 2), density=0.5, rng=rng, format="csr")
+    joined = blind_classifier._join_sparse_columns(left, right)
+    expected = scipy.sparse.hstack([left, right], format="csr")
+    for name in ("data", "indices", "indptr"):
+        one, other = getattr(joined, name), getattr(expected, name)
+        assert one.dtype == other.dtype and one.tolist() == other.tolist()
 
 
 def test_too_few_to_fold_say_nothing_rather_than_something() -> None:
