@@ -2,7 +2,7 @@
 alarms.
 
     python -m validation.trust.fresh_values [--seed 0] [--out FOLDER]   (six minutes on one core)
-    python -m validation.trust.fresh_values --smollm2   (20 minutes on one core)
+    python -m validation.trust.fresh_values --smollm2   (13 minutes on one core)
     python -m validation.trust.fresh_values --runs RUN [RUN ...]   (finished runs of both attacks)
 
 A small GPT-NeoX (2 layers of width 128, one token per character) is trained on public records,

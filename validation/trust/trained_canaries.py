@@ -6,6 +6,7 @@ Every step is a command of `audit`. The base is the small lab's public model, ex
 for each of 1,000 canaries. A canary is one word and its token, and a fair coin decides whether it
 goes into the training, next to 60 records of the lab. All parameters are trained, at a claimed ε of
 4. The audited score is the regression of the change of weights on all canaries' gradients.
+The learning rate was chosen on seed 1. A training and its audit take two minutes of processor time.
 """
 
 from __future__ import annotations
