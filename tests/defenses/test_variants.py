@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from auditor.core.errors import AuditError
@@ -532,10 +533,12 @@ def test_the_lab_trains_them_by_its_targets_recipe(
         "120 records, from a separate file" in said["early-stop"] and "of 2)" in said["early-stop"]
     )
     (lab,) = (tmp_path / "cache" / "lab").iterdir()
-    ranks = {
-        name: json.loads(next(lab.glob(f"{name}-*/adapter_config.json")).read_text())["r"]
-        for name in ("dedup", "lora")
-    }
+    base = load_file(lab / "public" / "model.safetensors")
+    ranks = {}
+    for name in ("dedup", "lora"):
+        (saved,) = lab.glob(f"{name}-*/model.safetensors")
+        changes = [after - base[key] for key, after in load_file(saved).items() if after.ndim == 2]
+        ranks[name] = max(int(torch.linalg.matrix_rank(change, rtol=1e-4)) for change in changes)
     assert ranks == {"dedup": 2, "lora": 8}
     assert {
         len(list(path.glob("member-*"))) for path in lab.glob("ensemble*") if path.is_dir()

@@ -49,7 +49,7 @@ def folder_of_a_run(path: Path) -> AuditResult:
     found = outcome(n=N, out=4, others=OTHERS)
     hit = found.hit.copy()
     hit[N] = True  # a non-member
-    finished(path, replace(found, hit=hit, any_hit=hit))
+    finished(path, replace(found, columns={**found.columns, "hit": hit, "any_hit": hit}))
     result = read_result(path)
     (base,) = result.findings
     floor = probability("extraction_probability_nonmembers", 0.001, 0.0, 0.002, OTHERS)
