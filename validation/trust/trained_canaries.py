@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -46,9 +47,7 @@ def write_texts(path: Path, texts: Sequence[str]) -> None:
 def prepare_seed(folder: Path, lab: Lab, seed: int) -> None:
     """Write the canaries, the data with those that go in, and the extended base."""
     folder.mkdir(parents=True)
-    public = lab.lab_public_model()
-    public.model.save_pretrained(folder / "public")
-    lab.tokenizer.save_pretrained(folder / "public")
+    shutil.copytree(lab.public_folder(), folder / "public")
     write_texts(folder / "records.jsonl", lab.texts.others[:RECORDS])
     words = list_prefix_free_canary_words()
     # A canary begins with half of a text: with one word.
