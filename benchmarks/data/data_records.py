@@ -94,6 +94,8 @@ class DataRecord:
     @property
     def own_tokens(self) -> Tokens:
         """The compared tokens, without leading tokens that many rows share."""
+        if not self.n_shared:  # token arrays do not say where their row begins
+            return self.compared_tokens
         begin = self.suffix_start - self.n_prefix + self.n_context  # in the row
         return self.compared_tokens[max(0, self.n_shared - begin) :]
 

@@ -21,7 +21,7 @@ from auditor.benchmarks.data.nonmember_baseline import (
     STANDS_IN_MEMBER,
     match_nonmember_lengths,
 )
-from auditor.benchmarks.data.splitting import SplitOptions
+from auditor.benchmarks.data.splitting import SplitOptions, count_row_copies
 from auditor.core.secret_table import SecretTable
 from auditor.models.trained_length import TrainedLength
 from tests.benchmarks.test_chat import CHATML
@@ -406,3 +406,13 @@ def test_the_windows_of_a_row_share_its_text_and_tokens(tmp_path: Path) -> None:
     assert len(texts) == len(documents) == 2
     longest = [max(len(s.tokens) for s in secrets if s.document == name) for name in documents]
     assert isinstance(secrets, SecretTable) and len(secrets.tokens) == sum(longest)
+
+
+def test_equal_suffixes_after_different_prefixes_of_token_arrays_are_no_copies() -> None:
+    suffix = tuple(range(900, 930))
+    arrays = []
+    for row in range(4):
+        prefix = tuple(range(100 * row, 100 * row + 30))
+        arrays.append(DataRecord(row, prefix + suffix, CutPlace(0, 30, 60), repeats=1))
+    notes: list[str] = []
+    assert count_row_copies(arrays, notes) == dict.fromkeys(range(4), 1) and not notes
