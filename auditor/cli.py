@@ -117,7 +117,9 @@ def main() -> None:
     gc.set_threshold(2_000, 10, 100)
     if "_AUDIT_COMPLETE" in os.environ:  # a shell requests completions
         app(prog_name="audit")
-    sys.exit(run_command_line(sys.argv[1:]))
+    code = run_command_line(sys.argv[1:])
+    gc.freeze()  # otherwise the final search for garbage takes 0.2 s, with torch 1.3 s
+    sys.exit(code)
 
 
 # typer bundles click, and exposes its base class nowhere else

@@ -80,7 +80,7 @@ def test_an_audit_without_adapters_imports_neither_peft_nor_faker() -> None:
 COLLECTED = """
 import atexit, gc, sys
 from auditor.cli import main
-atexit.register(lambda: print(*gc.get_threshold()))
+atexit.register(lambda: print(*gc.get_threshold(), gc.get_freeze_count()))
 sys.argv = ["audit", "--version"]
 main()
 """
@@ -90,5 +90,6 @@ def test_a_command_searches_what_it_imported_for_garbage_ten_times_more_rarely()
     done = subprocess.run(
         [sys.executable, "-c", COLLECTED], capture_output=True, text=True, check=True
     )
-    threshold, young, old = map(int, done.stdout.splitlines()[-1].split())
+    threshold, young, old, frozen = map(int, done.stdout.splitlines()[-1].split())
     assert threshold * young * old >= 10 * 700 * 10 * 10
+    assert frozen > 10_000  # what was imported is not searched again at the end
