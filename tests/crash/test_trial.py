@@ -11,11 +11,13 @@ import math
 import multiprocessing
 import queue
 import shlex
+import shutil
 import signal
 import subprocess
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,11 +48,12 @@ from auditor.crash.watch import _project_out_record_gradients, run_watched_train
 from auditor.privacy import gaussian
 from auditor.statistics.audit_power import estimate_median_epsilon
 from tests.conftest import check_command, refuses
-from validation.trust import loop_faults, loop_plain, loop_variants
+from validation.trust import loop_faults, loop_packages, loop_plain, loop_variants
 from validation.trust.loop_faults import _SLOW, written_out
 
 ROOT = Path(__file__).parents[2]
 IN_DIVIDED_COMPANY = trial._IN_DIVIDED_COMPANY
+STEPS = 12  # of a whole test's trainings: two passes over the records
 
 
 # of one order: Opacus asks for the same 150 after every training
@@ -65,8 +68,32 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(trial, "_IN_DIVIDED_COMPANY", 2)
     monkeypatch.setattr(trial, "_LEAST", 2)
     monkeypatch.setattr(rdp, "_compute_rdp", ACCOUNTED_ONCE)
+    for module in (loop_packages, loop_plain, loop_variants):
+        monkeypatch.setattr(module, "STEPS", STEPS)
     with written_out():
         yield
+
+
+def judge_few_steps(loop: loop_plain.Loop) -> CrashTest:
+    """Judge a loop of validation's tables, or one that counts its steps itself."""
+    if isinstance(loop, loop_plain.Plain):
+        loop = replace(loop, steps=STEPS, claim={**loop.claim, "steps": STEPS})
+    return loop_faults.tested(loop)
+
+
+def shorten_example(folder: Path, name: str) -> Path:
+    """Copy an example, and what it may import, with fewer steps."""
+    shutil.copytree(ROOT / "examples" / "dp_loop", folder, dirs_exist_ok=True)
+    for script in folder.glob("*.py"):
+        text = script.read_text()
+        for many, few in (
+            ("8, 30, 1 / 6", f"8, {STEPS}, 1 / 6"),
+            ("8, 5\n", "8, 2\n"),
+            ("1.0, 1.0, 5", "1.0, 1.0, 2"),
+        ):
+            text = text.replace(many, few)
+        script.write_text(text)
+    return folder / f"{name}.py"
 
 
 @pytest.fixture
@@ -134,7 +161,7 @@ def test_a_planted_fault_is_caught(name: str, check: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(trial, "_IN_DIVIDED_COMPANY", IN_DIVIDED_COMPANY)
     else:
         monkeypatch.setattr(trial, "_train_companies", lambda *given: ())
-    found = loop_faults.tested(loop_faults.FAULTS[name])
+    found = judge_few_steps(loop_faults.FAULTS[name])
     assert check in [one.name for one in found.broken_checks]
     assert found.verdict == "broken"
 
@@ -153,7 +180,7 @@ def test_a_fault_that_shows_on_one_of_our_models_alone_is_caught(
 ) -> None:
     monkeypatch.setattr(trial, "_LEAST", len(training_specimen.SPECIMENS))
     monkeypatch.setattr(trial, "_train_companies", lambda *given: ())
-    assert check in [one.name for one in loop_faults.tested(loop_faults.FAULTS[name]).broken_checks]
+    assert check in [one.name for one in judge_few_steps(loop_faults.FAULTS[name]).broken_checks]
 
 
 def test_a_gradient_lies_by_a_tenth_in_each_tensor_of_one_of_our_models() -> None:
@@ -330,7 +357,7 @@ def test_a_training_in_several_processes_is_refused() -> None:
     ],
 )
 def test_an_honest_loop_has_no_fault(name: str) -> None:
-    found = loop_faults.tested(loop_faults.CONTROLS[name])
+    found = judge_few_steps(loop_faults.CONTROLS[name])
     assert found.verdict == "no fault seen" and found.epsilon is None
 
 
@@ -340,7 +367,7 @@ def test_bounds_of_each_tensor_are_seen_on_one_of_our_models(
 ) -> None:
     """On the others some tensors' gradients are shorter than their bounds."""
     monkeypatch.setattr(trial, "_LEAST", len(training_specimen.SPECIMENS))
-    found = loop_faults.tested(loop_faults.CONTROLS["a bound and noise for each tensor"])
+    found = judge_few_steps(loop_faults.CONTROLS["a bound and noise for each tensor"])
     assert found.verdict == "no fault seen" and found.epsilon is None
 
 
@@ -380,11 +407,9 @@ def test_the_examples_are_judged_with_the_real_packages(
     verdict, broken = EXAMPLES[name, function]
     if name == "with_opake":
         pytest.importorskip("opake")  # in `dev` where it has a wheel
-    found = loop_faults.tested(
-        dp_loop._load_dp_loop_training_function(
-            ROOT / "examples" / "dp_loop" / f"{name}.py", function
-        )
-    )
+    script = shorten_example(tmp_path, name)
+    found = loop_faults.tested(dp_loop._load_dp_loop_training_function(script, function))
+    assert found.loop.steps == found.claim.steps <= STEPS
     assert found.verdict == verdict
     assert [check.name for check in found.broken_checks] == ([] if broken is None else [broken])
     assert found.loop.noise_multiplier is not None
@@ -532,15 +557,6 @@ def test_a_training_longer_than_its_budget_is_ended() -> None:
         crash_test(loop_plain.plain(), minutes=1e-6)
 
 
-def shorter(folder: Path) -> Path:
-    """The example with a third of its steps."""
-    script = folder / "mine.py"
-    text = (ROOT / "examples" / "dp_loop" / "plain.py").read_text()
-    assert "STEPS, RATE = 1.0, 1.0, 8, 30, 1 / 6" in text
-    script.write_text(text.replace("8, 30, 1 / 6", "8, 10, 1 / 6"))
-    return script
-
-
 @pytest.mark.parametrize(("above", "doubted"), [(-0.1, False), (0.1, True)])
 def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(
     above: float, doubted: bool
@@ -561,7 +577,7 @@ def test_the_command_writes_its_reports_and_judges(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, junit = tmp_path / "out", tmp_path / "checks.xml"
-    script = shorter(tmp_path)
+    script = shorten_example(tmp_path, "plain")
     check_command("dp-loop", script, "--gate", "-o", out, "--junit", junit)
     assert capsys.readouterr().out.startswith("RESULT  No fault seen")
     assert (
@@ -574,7 +590,7 @@ def test_the_command_writes_its_reports_and_judges(
 def test_the_command_fails_a_broken_loop_and_says_how_to_see_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    script = shorter(tmp_path)
+    script = shorten_example(tmp_path, "plain")
     script.write_text(script.read_text().replace("NOISE * CLIP * torch.randn_like(p)", "0"))
     junit, out = tmp_path / "checks.xml", tmp_path / "out"
     check_command("dp-loop", script, "--gate", "--junit", junit, "-o", out, code=1)
