@@ -62,13 +62,23 @@ def serve_postgresql(programs: Path, settings: str = "", log_file_size: int = 16
         shutil.rmtree(folder)
 
 
+def drop_spare_databases(server: str) -> None:
+    """Leave template1 alone: a test reads the files of every database."""
+    import psycopg
+
+    with psycopg.connect(f"{server}template1", autocommit=True) as connection:
+        connection.execute("ALTER DATABASE template0 IS_TEMPLATE false")
+        for name in ("template0", "postgres"):
+            connection.execute(f"DROP DATABASE {name}")
+
+
 class Database:
     """A new database with a table of notes."""
 
     def __init__(self, server: str, name: str) -> None:
         import psycopg
 
-        with psycopg.connect(f"{server}postgres", autocommit=True) as connection:
+        with psycopg.connect(f"{server}template1", autocommit=True) as connection:
             connection.execute(f"CREATE DATABASE {name}")
         self.server, self.name = server, name
         self.address = f"{server}{name}"
@@ -91,7 +101,7 @@ class Database:
 
         self.overwrite_log()
         self.connection.close()
-        with psycopg.connect(f"{self.server}postgres", autocommit=True) as connection:
+        with psycopg.connect(f"{self.server}template1", autocommit=True) as connection:
             connection.execute(f"DROP DATABASE {self.name}")
 
     def insert(self, rows: Sequence[Row]) -> None:
