@@ -50,7 +50,7 @@ def _row(columns: list[Column]) -> dict[str, Any]:
     first, *_ = columns
     about = {"ids": first.ids, "member": first.member, "repeats": first.repeats}
     return {
-        **{name: list(held) for name, held in about.items()},
+        **{name: np.asarray(held, object).tolist() for name, held in about.items()},
         **{c.quantity: list(c.values) for c in columns},
     }
 

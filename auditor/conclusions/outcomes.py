@@ -283,7 +283,7 @@ class ValuesBySecret(Outcome):
 
     @cached_property
     def _order_by_id(self) -> Ints:
-        return np.array(sorted(range(len(self.ids)), key=self.ids.__getitem__), dtype=np.int64)
+        return np.argsort(np.asarray(self.ids, STRINGS), kind="stable")
 
 
 def align_secret_values(
@@ -347,17 +347,12 @@ def _build_secret_values(columns: Sequence[Column]) -> ValuesBySecret:
     values_by_name = {}
     for column in columns:
         values_by_name[column.quantity] = np.asarray(column.values)
-    # Mostly identical objects (`table._read_columns`), which compare fast.
-    if any(
-        (column.ids, column.member, column.repeats) != (first.ids, first.member, first.repeats)
-        for column in columns
-    ):
+    # Columns of equal secrets share these objects.
+    if any(column.ids is not first.ids for column in columns):
         raise ValueError("quantities about other secrets than the first one")
     if None in first.member:
         raise ValueError("secrets that are neither members nor non-members")
-    ids = tuple(first.ids)
-    member = np.array(first.member, dtype=bool)
-    repeats = tuple(first.repeats)
+    member = np.asarray(first.member, dtype=bool)
     if "hit" in values_by_name:
         flags, counts = ([values_by_name[name] for name in names] for names in (_FLAGS, _COUNTS))
         # NaN and infinities fail either test.
@@ -369,7 +364,7 @@ def _build_secret_values(columns: Sequence[Column]) -> ValuesBySecret:
             values_by_name[name] = values_by_name[name].astype(bool)
         for name in _COUNTS:
             values_by_name[name] = values_by_name[name].astype(np.int64)
-    return ValuesBySecret(ids, member, repeats, values_by_name)
+    return ValuesBySecret(first.ids, member, first.repeats, values_by_name)
 
 
 def bound_roc_metric(metric: str, row: ValuesBySecret | None) -> BoundedNumber | None:

@@ -109,6 +109,7 @@ class RunFolder:
         # writing.
         for journal in (folder.guesses, folder.observations, folder.tokens):
             journal.index_written_lines()
+        folder.numbers.index_table(())
         return folder
 
     def close(self) -> None:

@@ -34,24 +34,33 @@ class SecretNumbers:
     The ids of a table are found by their hashes, which take a tenth of the memory of a dict.
     """
 
-    def __init__(self) -> None:
-        self._ids: Strings = np.empty(0, STRINGS)
+    def __init__(self, ids: Sequence[str] | Strings = ()) -> None:
         # sorted, and the index of each hash's id
         self._hashes: Ints = np.empty(0, np.int64)
         self._places: Ints = np.empty(0, np.int64)
+        self._ids: Sequence[str] | Strings = ()
         self._others: dict[str, int] = {}
+        self.index_table(ids)
+
+    def __len__(self) -> int:
+        return len(self._ids) + len(self._others)
 
     def __iter__(self) -> Iterator[str]:
         return itertools.chain(self._ids, self._others)
 
-    def index_table(self, ids: Strings) -> None:
-        """Number these ids by their position, unless secrets already have numbers."""
-        hashes = np.fromiter(map(hash, ids), np.int64, len(ids))
-        if self._others or len(np.unique(hashes)) < len(ids):
+    def index_table(self, ids: Sequence[str] | Strings) -> None:
+        """Number these ids by their position, after secrets that already have numbers."""
+        if len(self):
+            ids = np.array([*dict.fromkeys(itertools.chain(self, ids))], STRINGS)
+        hashes = _hash_ids(ids)
+        places = np.argsort(hashes)
+        hashes = hashes[places]
+        if (hashes[1:] == hashes[:-1]).any():
             return
         self._ids = ids
-        self._places = np.argsort(hashes)
-        self._hashes = hashes[self._places]
+        self._places = places
+        self._hashes = hashes
+        self._others = {}
 
     def find(self, secret: object) -> int | None:
         """Return the number of a secret by its id; None if it has none."""
@@ -60,13 +69,25 @@ class SecretNumbers:
             return int(self._places[place])
         return self._others.get(secret)  # type: ignore[call-overload]
 
+    def find_all(self, secrets: Sequence[str] | Strings) -> Ints:
+        """Return the numbers of secrets by their ids, (secrets,); -1 for ids outside the table."""
+        hashes = _hash_ids(secrets)
+        places = np.searchsorted(self._hashes, hashes)
+        is_found = np.append(self._hashes, 0)[places] == hashes
+        is_found &= places < len(self._hashes)
+        return np.where(is_found, np.append(self._places, 0)[places], -1)
+
     def add(self, secret: str) -> int:
         """Return the number of a secret by its id; a new secret gets the next number."""
         number = self.find(secret)
         if number is None:
-            number = len(self._ids) + len(self._others)
+            number = len(self)
             self._others[secret] = number
         return number
+
+
+def _hash_ids(ids: Sequence[str] | Strings) -> Ints:
+    return np.fromiter(map(hash, ids), np.int64, len(ids))
 
 
 @dataclass

@@ -25,6 +25,8 @@ from auditor.core.arrays import Bools, Floats, Ints, Strings
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import SCHEMA_VERSION
+from auditor.core.secret_table import STRINGS
+from auditor.records.journal import SecretNumbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -40,6 +42,7 @@ RECORDS = "records"
 # observations of a probe, by configuration and secret
 Seen = dict[CellKey, dict[str, dict[str, float]]]
 _VERSION = b"audit.schema_version"
+_IDS_AT_ONCE = 2**16  # secrets that are objects at once
 _ROWS_AT_ONCE = 2**18  # of a row group, which readers and writers hold in memory
 _NAMES = ("kind", "target", "setting", "attack", "quantity")
 _FACTS = ("secret", "member", "repeats")
@@ -306,19 +309,22 @@ def _join_column_parts(parts: Iterable[tuple[tuple[str, ...], pa.Table]]) -> Ite
         facts = rows.select([*_FACTS])
         # if equal, reuse the objects of the previous quantity
         if previous is None or not facts.equals(previous):
-            ids = tuple(_list_ids(facts["secret"]))
-            member, repeats = (facts[name].to_pylist() for name in ("member", "repeats"))
+            ids = _build_ids(facts["secret"])
+            member = facts["member"].to_pylist()
+            if not facts["member"].null_count:
+                member = np.array(member, dtype=bool)
+            repeats = tuple(facts["repeats"].to_pylist())
             previous = facts
         kind, *cell, quantity = key
         values = np.concatenate([np.from_dlpack(chunk) for chunk in rows["value"].chunks])
         yield Column(kind, CellKey(*cell), quantity, ids, values, member, repeats)
 
 
-def _list_ids(secrets: pa.ChunkedArray) -> list[str]:
-    """Return the secret ids of all rows; to save memory, equal ids share an object."""
-    encoded = secrets.combine_chunks().dictionary_encode()
-    words = np.array(encoded.dictionary.to_pylist(), dtype=object)
-    ids: list[str] = words[np.from_dlpack(encoded.indices)].tolist()
+def _build_ids(secrets: pa.ChunkedArray) -> Strings:
+    ids = np.empty(len(secrets), STRINGS)
+    for begin in range(0, len(ids), _IDS_AT_ONCE):
+        part = secrets.slice(begin, _IDS_AT_ONCE).to_pylist()
+        ids[begin : begin + len(part)] = np.array(part, STRINGS)
     return ids
 
 
@@ -365,7 +371,7 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
         nats: (tokens,) log-probabilities, one secret after another.
     """
 
-    ids: tuple[str, ...]
+    ids: Sequence[str] | Strings
     ends: Ints
     nats: Floats
 
@@ -376,12 +382,14 @@ class SuffixLogProbs(Mapping[str, tuple[float, ...]]):
         return iter(self.ids)
 
     def __getitem__(self, secret: str) -> tuple[float, ...]:
-        index = self._indices[secret]
+        index = self._numbers.find(secret)
+        if index is None:
+            raise KeyError(secret)
         return tuple(self.nats[self._begins[index] : self.ends[index]].tolist())
 
     @cached_property
-    def _indices(self) -> dict[str, int]:
-        return {id: index for index, id in enumerate(self.ids)}
+    def _numbers(self) -> SecretNumbers:
+        return SecretNumbers(self.ids)
 
     @cached_property
     def _begins(self) -> Ints:
@@ -435,7 +443,7 @@ def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
 
 def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
     """Join the parts of the table that hold one target's token log-probabilities."""
-    ids = list[str]()
+    ids = list[Strings]()
     n_tokens = list[Ints]()
     values = list[Floats]()
     for rows in parts:
@@ -443,18 +451,18 @@ def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
         codes = np.from_dlpack(encoded.indices)
         # A secret's rows are adjacent, in the order of its tokens.
         begins = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])
-        words = encoded.dictionary.to_pylist()
-        counts = np.diff([*begins, len(codes)])
-        if ids and ids[-1] == words[0]:  # begun in the previous part
+        words = np.array(encoded.dictionary.to_pylist(), STRINGS)
+        counts = np.diff(begins, append=len(codes))
+        if ids and ids[-1][-1] == words[0]:  # begun in the previous part
             n_tokens[-1][-1] += counts[0]
             begins = begins[1:]
             counts = counts[1:]
-        ids += [words[code] for code in codes[begins]]
+        ids.append(words[codes[begins]])
         n_tokens.append(counts)
         for chunk in rows["value"].chunks:
             values.append(np.from_dlpack(chunk).astype(np.float64, copy=False))
     ends = np.cumsum(np.concatenate(n_tokens))
-    return SuffixLogProbs(tuple(ids), ends, np.concatenate(values))
+    return SuffixLogProbs(np.concatenate(ids), ends, np.concatenate(values))
 
 
 def read_probe_observations(folder: Path) -> Seen:

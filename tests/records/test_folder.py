@@ -8,6 +8,7 @@ import json
 import math
 import os
 import stat
+import tracemalloc
 import weakref
 from collections.abc import Iterator
 from operator import attrgetter
@@ -24,7 +25,7 @@ from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation
 from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.records.attacked_secrets import read_answered_secret_ids
 from auditor.records.folder import RunFolder, batch_finished_secrets
-from auditor.records.journal import open_journals
+from auditor.records.journal import SecretNumbers, open_journals
 
 
 def answer(name: str, score: float = -1.5, drawn: int = 6) -> Guesses:
@@ -494,3 +495,23 @@ def test_records_are_read_on_demand_from_a_file_opened_once(
     assert records == observations[::-1] and opened == [journal.path]
     names = [name for observation in records for name in observation.values]
     assert all(name is names[0] for name in names)  # one object for all records
+
+
+def test_indexed_secrets_keep_their_numbers_in_little_memory() -> None:
+    count = 20_000
+    numbers = SecretNumbers()
+    tracemalloc.start()
+    for i in reversed(range(count)):  # as a resumed run reads its lines
+        numbers.add(f"row-{i:06d}")
+    numbers.index_table([f"row-{i:06d}" for i in range(count + 2)])
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 50 * count  # an id of 16 bytes, a hash and a number of 8
+    assert [numbers.find(f"row-{i:06d}") for i in (0, 7, count + 1)] == [
+        count - 1,
+        count - 8,
+        count + 1,
+    ]
+    assert numbers.add("other") == len(numbers) - 1 == count + 2
+    assert numbers.find_all(["other", "row-000007", "unknown"]).tolist() == [-1, count - 8, -1]
+    assert SecretNumbers().find_all(["a"]).tolist() == [-1]
