@@ -100,9 +100,6 @@ def compare_attacks(
 
     target: the model's name; setting: the attacker's access, text-only or white-box.
     """
-    records = {}
-    for secret in details.secrets:
-        records[secret.id] = secret.document or secret.id
     plan_order = list(dict.fromkeys(result.plan.get("attack", ())))
     findings = result.select_findings(target, setting)
     findings.sort(
@@ -118,7 +115,7 @@ def compare_attacks(
         if main and base and base is not finding and not finding.stopped and not base.stopped:
             new = details.values_by_cell.get(finding.cell_key)
             other = details.values_by_cell.get(base.cell_key)
-            difference = _find_paired_difference(main.name, new, other, records)
+            difference = _find_paired_difference(main.name, new, other, details)
         title = finding.attack
         if title in result.own_methods:
             title += " (yours)"
@@ -149,12 +146,11 @@ def _find_paired_difference(
     metric: str,
     new: ValuesBySecret | None,
     base: ValuesBySecret | None,
-    records: Mapping[str, str],
+    details: SecretDetails,
 ) -> Measurement | None:
     """Return a metric's value in `new` minus its value in `base`, on the records that both have.
 
-    records: record of each secret, keyed by secret id; a record may consist of several secrets.
-    Return None if values are missing.
+    A record may consist of several secrets. Return None if values are missing.
     """
     if metric != documents.RECALL:
         change = measure_paired_change(metric, find_metric(metric).unit, new, base)
@@ -164,6 +160,7 @@ def _find_paired_difference(
     members, values = align_secret_values([new, base], RECALL, True)
     if not members or not np.isfinite(values).all():
         return None
+    records = {secret.id: secret.document or secret.id for secret in details.secrets}
     return paired_difference(*(_find_greatest_values(side, members, records) for side in values))
 
 

@@ -76,6 +76,8 @@ def _list_member_exposures(
     result: AuditResult, details: SecretDetails
 ) -> Iterator[tuple[Finding, list[float]]]:
     """Yield each finding with the finite exposures of its members, in bits."""
+    if not details.exposure:
+        return
     members = {secret.id for secret in details.secrets if secret.member}
     for f in phrases.sort_findings(result):
         values = []

@@ -114,9 +114,8 @@ def _list_measured_rows(result: AuditResult, details: SecretDetails) -> list[Fin
     secret_ids = {secret.id for secret in details.secrets}
     measured = []
     for f in phrases.sort_findings(result):
-        if f.cell_key in details.values_by_cell and secret_ids & {
-            *details.values_by_cell[f.cell_key].ids
-        }:
+        row = details.values_by_cell.get(f.cell_key)
+        if row is not None and not secret_ids.isdisjoint(row.ids):
             measured.append(f)
     return measured
 
@@ -182,7 +181,8 @@ def _build_page_row(
     leads = None
     if values.is_judged:
         leads = values.columns.get("lead")
-    place = dict(zip(values.ids, range(len(values.ids)), strict=True))
+    page_ids = {secret.id for secret in details.secrets}
+    place = {id: i for i, id in enumerate(values.ids) if id in page_ids}
     outcome = ""
     score = []
     lead = []

@@ -44,7 +44,7 @@ class SecretDetails:
             prefix, keyed by cell and quantity.
     """
 
-    secrets: tuple[SecretAttributes, ...] = ()
+    secrets: Sequence[SecretAttributes] = ()
     values_by_cell: Mapping[CellKey, ValuesBySecret] = field(default_factory=dict)
     tokens: Mapping[str, SuffixLogProbs] = field(default_factory=dict)
     heldout: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
@@ -88,8 +88,7 @@ def build_attribute_columns(
 def map_aliases(folder: Path) -> dict[str, str]:
     """Return the alias that reports use for each secret, keyed by secret id."""
     return {
-        id: secret.alias
-        for id, secret in (attacked_secrets.read_secret_attributes(folder) or {}).items()
+        secret.id: secret.alias for secret in attacked_secrets.read_secret_attributes(folder) or ()
     }
 
 
@@ -108,9 +107,8 @@ def read_secret_details(folder: Path) -> SecretDetails:
             id: -math.log2(p) if p > 0 else math.inf
             for id, p in zip(observed.ids, observed.values, strict=True)
         }
-    facts = tuple((attacked_secrets.read_secret_attributes(folder) or {}).values())
     return SecretDetails(
-        facts,
+        attacked_secrets.read_secret_attributes(folder) or (),
         rows,
         table.read_suffix_token_log_probs(folder),
         table.read_heldout_losses(folder),
@@ -193,13 +191,12 @@ def measure_length_accuracy(
         values_by_secret: judged results of an attack.
         lengths: the values of L, besides the longest suffix.
     """
+    if not values_by_secret.is_judged or "lead" not in values_by_secret.columns:
+        return {}
     n_tokens_by_id = {}
     for secret in details.secrets:
         if secret.member and secret.length is not None:
             n_tokens_by_id[secret.id] = secret.length
-    is_judged = values_by_secret.is_judged and "lead" in values_by_secret.columns
-    if not is_judged or not n_tokens_by_id:
-        return {}
     member = []
     for i, id in enumerate(values_by_secret.ids):
         if id in n_tokens_by_id:

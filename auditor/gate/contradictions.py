@@ -28,7 +28,7 @@ from auditor.records.attacked_secrets import (
     SECRETS,
     AnsweredSecretIds,
     Answers,
-    SecretAttributes,
+    AttributeTable,
 )
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.table import TABLE as _WHERE
@@ -132,7 +132,7 @@ def _check_planned_secrets(
             if first_plan.get(name) != last_plan.get(name):
                 yield WHOLE_RUN, f"its plan has another {name} than {PLAN}"
     if listed.secrets is not None:
-        attacked = Counter(fact.member for fact in listed.secrets.values() if not fact.canary)
+        attacked = Counter(fact.member for fact in listed.secrets if not fact.canary)
         reported = {True: result.benchmark.members, False: result.benchmark.nonmembers}
         for member, noun in ((True, "members"), (False, "non-members")):
             if attacked[member] != reported[member]:
@@ -145,32 +145,27 @@ def _check_planned_secrets(
             if reason := _describe_secret_mismatch(row_values, listed.secrets):
                 yield row, reason
     if listed.guesses is not None and listed.observations is not None:
-        members = set()
-        for id, fact in (listed.secrets or {}).items():
-            if fact.member:
-                members.add(id)
         yield from _check_answered_secrets(
-            result, outcomes, members, listed.guesses, listed.observations
+            result, outcomes, listed.secrets, listed.guesses, listed.observations
         )
 
 
-def _describe_secret_mismatch(
-    values_by_secret: ValuesBySecret, secrets: Mapping[str, SecretAttributes]
-) -> str:
+def _describe_secret_mismatch(values_by_secret: ValuesBySecret, secrets: AttributeTable) -> str:
     """Describe how the secrets of an attack or probe differ from the run's secrets.
 
     Return "" if they agree. A probe may have its own secrets.
     """
-    if not values_by_secret.is_judged and secrets.keys().isdisjoint(values_by_secret.ids):
+    places = secrets.numbers.find_all(values_by_secret.ids)
+    is_known = places >= 0
+    if not values_by_secret.is_judged and not is_known.any():
         return ""
-    if n_unknown := sum(id not in secrets for id in values_by_secret.ids):
+    if not is_known.all():
+        n_unknown = int((~is_known).sum())
         return f"{_WHERE} contains {format_count(n_unknown, 'secret')} that {SECRETS} does not"
-    n_wrong = 0
-    for id, member, repeats in zip(
-        values_by_secret.ids, values_by_secret.member, values_by_secret.repeats, strict=True
-    ):
-        n_wrong += (secrets[id].member, secrets[id].repeats) != (bool(member), repeats)
-    if n_wrong:
+    repeats = np.array(values_by_secret.repeats, object)
+    is_wrong = secrets.columns["member"][places] != values_by_secret.member
+    is_wrong |= secrets.columns["repeats"][places] != repeats
+    if n_wrong := int(is_wrong.sum()):
         secrets_text = format_count(n_wrong, "secret")
         return f"{secrets_text} {_WHERE} disagrees with {SECRETS} on membership or copies"
     return ""
@@ -179,7 +174,7 @@ def _describe_secret_mismatch(
 def _check_answered_secrets(
     result: AuditResult,
     outcomes: Mapping[CellKey, ValuesBySecret],
-    members: Collection[str],
+    secrets: AttributeTable | None,
     guesses: Answers,
     observations: Answers,
 ) -> Iterator[tuple[CellKey, str]]:
@@ -211,8 +206,16 @@ def _check_answered_secrets(
                 row,
                 "the run folder has answers for it, but the result does not have it",
             )
-        elif reported[row].not_applicable and not guesses.get(row, frozenset()).isdisjoint(members):
+        elif reported[row].not_applicable and _hold_member(secrets, guesses.get(row, frozenset())):
             yield row, f"it was not applicable, but {GUESSES} has answers about members"
+
+
+def _hold_member(secrets: AttributeTable | None, ids: Collection[str]) -> bool:
+    """Return whether any of these ids is a member's."""
+    if secrets is None:
+        return False
+    places = secrets.numbers.find_all(list(ids))
+    return bool(secrets.columns["member"][places[places >= 0]].any())
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:

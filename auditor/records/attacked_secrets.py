@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import read_json_object
 from auditor.core.nouns import CellKey
-from auditor.records.journal import GUESSES, OBSERVATIONS
+from auditor.core.secret_table import STRINGS
+from auditor.records.journal import GUESSES, OBSERVATIONS, SecretNumbers
 
 PLAN = "plan.json"
 SECRETS = "secrets.json"
@@ -25,6 +30,8 @@ _ANSWER = re.compile(
     rb'\{"cell": "([^"\\\x80-\xff]+)", "secret": "([^"\\\x80-\xff]+)", .*\}\n', re.DOTALL
 )
 Answers = Mapping[CellKey, frozenset[str]]
+_AT_ONCE = 4096  # secrets that are objects at once
+_TEXTS = ("id", "alias", "group", "document", "user")  # attributes
 
 
 class SecretAttributes(NamedTuple):
@@ -58,6 +65,43 @@ class SecretAttributes(NamedTuple):
     user_trained: bool = False
 
 
+@dataclass(frozen=True, eq=False)
+class AttributeTable(Sequence[SecretAttributes]):
+    """Attributes of secrets as columns, (secrets,) each, keyed by field of `SecretAttributes`.
+
+    A `SecretAttributes` is made only when it is asked for.
+    """
+
+    columns: Mapping[str, NDArray[Any]]
+
+    def __len__(self) -> int:
+        return len(self.columns["id"])
+
+    @overload
+    def __getitem__(self, place: int) -> SecretAttributes: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> AttributeTable: ...
+
+    def __getitem__(self, place: int | slice) -> SecretAttributes | AttributeTable:
+        if isinstance(place, slice):
+            return AttributeTable({name: part[place] for name, part in self.columns.items()})
+        return next(iter(self[place : place + 1]))
+
+    def __iter__(self) -> Iterator[SecretAttributes]:
+        for begin in range(0, len(self), _AT_ONCE):
+            part = slice(begin, begin + _AT_ONCE)
+            columns = [self.columns[name][part].tolist() for name in SecretAttributes._fields]
+            yield from map(SecretAttributes._make, zip(*columns, strict=True))
+
+    @cached_property
+    def numbers(self) -> SecretNumbers:
+        return SecretNumbers(self.columns["id"])
+
+
+NO_ATTRIBUTES = AttributeTable(dict.fromkeys(SecretAttributes._fields, np.empty(0, STRINGS)))
+
+
 @dataclass(frozen=True)
 class AnsweredSecretIds:
     """Hold the ids of attacked secrets in a run folder; a field is None if its file is missing.
@@ -66,13 +110,13 @@ class AnsweredSecretIds:
 
     Args:
         plan: plan of the run.
-        secrets: the secrets' publishable attributes, keyed by id.
+        secrets: the secrets' publishable attributes.
         guesses: ids of the secrets with guesses, keyed by target, setting and attack.
         observations: ids of the secrets with observations, keyed by target, setting and probe.
     """
 
     plan: Mapping[str, Any] | None = None
-    secrets: Mapping[str, SecretAttributes] | None = None
+    secrets: AttributeTable | None = None
     guesses: Answers | None = None
     observations: Answers | None = None
 
@@ -81,7 +125,10 @@ class AnsweredSecretIds:
         one.
         """
         return AnsweredSecretIds(
-            self.plan or {}, self.secrets or {}, self.guesses or {}, self.observations or {}
+            self.plan or {},
+            self.secrets or NO_ATTRIBUTES,
+            self.guesses or {},
+            self.observations or {},
         )
 
 
@@ -98,8 +145,9 @@ def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
     else:
         plan = None
     secrets = read_secret_attributes(folder)
+    ids = dict[str, str]()
     guesses, observations = (
-        _list_journal_secrets(folder / name, secrets or {}) for name in (GUESSES, OBSERVATIONS)
+        _list_journal_secrets(folder / name, ids) for name in (GUESSES, OBSERVATIONS)
     )
     if guesses is not None or observations is not None:  # a run of one kind has a single journal
         guesses = guesses or {}
@@ -107,8 +155,8 @@ def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
     return AnsweredSecretIds(plan, secrets, guesses, observations)
 
 
-def read_secret_attributes(folder: Path) -> dict[str, SecretAttributes] | None:
-    """Return the secrets' publishable attributes, keyed by id; None if their file is missing.
+def read_secret_attributes(folder: Path) -> AttributeTable | None:
+    """Return the secrets' publishable attributes; None if their file is missing.
 
     Raise AuditError if the file is invalid.
     """
@@ -118,15 +166,17 @@ def read_secret_attributes(folder: Path) -> dict[str, SecretAttributes] | None:
     columns = read_json_object(path, "the secrets of a run")
     try:
         n_secrets = len(columns["id"])
+        has_repeats = len(set(columns["id"])) < n_secrets
         # A file has both columns of a pair or neither; every other column is required.
         for pair in (("document", "at"), ("user", "user_trained")):
             if columns.keys().isdisjoint(pair):
                 for name in pair:
                     columns[name] = [SecretAttributes._field_defaults[name]] * n_secrets
-        # tuples by `_make`: a run may have a million secrets
-        rows = zip(*(columns[name] for name in SecretAttributes._fields), strict=True)
-        facts_by_id = dict(zip(columns["id"], map(SecretAttributes._make, rows), strict=True))
-        has_repeats = len(facts_by_id) < n_secrets
+        encoded = {}
+        for name in SecretAttributes._fields:
+            encoded[name] = _encode_column(name, columns.pop(name))
+        if {len(column) for column in encoded.values()} != {n_secrets}:
+            raise ValueError("columns of several lengths")
     except (KeyError, TypeError, ValueError):
         raise AuditError(
             f"{path}: expected one column for each of {', '.join(SecretAttributes._fields)}: the "
@@ -134,15 +184,22 @@ def read_secret_attributes(folder: Path) -> dict[str, SecretAttributes] | None:
         ) from None
     if has_repeats:
         raise AuditError(f"{path}: expected each secret once: the file is damaged")
-    return facts_by_id
+    return AttributeTable(encoded)
 
 
-def _list_journal_secrets(
-    path: Path, attributes: Mapping[str, SecretAttributes]
-) -> dict[CellKey, frozenset[str]] | None:
+def _encode_column(name: str, values: list[Any]) -> NDArray[Any]:
+    """Return an attribute of all secrets, (secrets,); equal values take the memory of one."""
+    if values and values.count(values[0]) == len(values):
+        return np.broadcast_to(np.array(values[0], object), len(values))
+    if name in _TEXTS:
+        return np.array(values, STRINGS)
+    return np.array(values)
+
+
+def _list_journal_secrets(path: Path, ids: dict[str, str]) -> dict[CellKey, frozenset[str]] | None:
     """Return the ids of the secrets in a journal, keyed by cell; None if the file is missing.
 
-    Ids are the objects of `attributes`, to save the memory of each line's own.
+    All cells share the objects of `ids`, to which this function adds.
     """
     if not path.exists():
         return None
@@ -156,9 +213,7 @@ def _list_journal_secrets(
                     record = json.loads(line)
                     cell = record["cell"]
                     secret = record["secret"]
-                if secret in attributes:
-                    secret = attributes[secret].id
-                ids_by_cell.setdefault(cell, set()).add(secret)
+                ids_by_cell.setdefault(cell, set()).add(ids.setdefault(secret, secret))
         return {
             CellKey.parse_cell_key(cell): frozenset(ids_by_cell.pop(cell))
             for cell in [*ids_by_cell]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,7 @@ from auditor.conclusions.secret_details import (
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses, Secret
 from auditor.core.result import SCHEMA_VERSION
+from auditor.core.secret_table import build_secret_table
 from auditor.records import table
 from auditor.records.attacked_secrets import SecretAttributes
 from auditor.records.table import HELDOUT, MEASURED, OBSERVED, TABLE, TOKENS, Column
@@ -110,8 +113,8 @@ def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) 
     asked = ValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {})
     table.write_secrets_table(tmp_path, asked.list_columns(EXPOSURE))
     (again,) = read_secret_values(tmp_path).values()
-    assert (again.ids, again.member.tolist(), again.repeats, again.values) == (
-        ("b", "a"),
+    assert ([*again.ids], again.member.tolist(), again.repeats, again.values) == (
+        ["b", "a"],
         [True, False],
         (None, 2),
         {},
@@ -306,9 +309,28 @@ def test_columns_and_tokens_that_lie_in_several_row_groups_are_read_whole(
         assert found.tokens == whole.tokens and found.exposure == whole.exposure
         assert [*found.values_by_cell] == [*whole.values_by_cell]
         for cell, row in whole.values_by_cell.items():
-            assert (found.values_by_cell[cell].ids, found.values_by_cell[cell].repeats) == (
-                row.ids,
-                row.repeats,
-            )
+            assert [*found.values_by_cell[cell].ids] == [*row.ids]
+            assert found.values_by_cell[cell].repeats == row.repeats
             for name, values in row.values.items():
                 np.testing.assert_array_equal(found.values_by_cell[cell].values[name], values)
+
+
+def test_the_numbers_of_a_secret_take_little_more_than_their_values(tmp_path: Path) -> None:
+    count, member = 20_000, np.arange(20_000) % 2 == 0
+    table_of_secrets = build_secret_table(
+        Secret(f"row-{i:06d}", (1,), (2, 3), 1, bool(member[i]), alias=f"s{i:012x}")
+        for i in range(count)
+    )
+    row = ValuesBySecret(table_of_secrets.ids, member, (1,) * count, {"p": np.ones(count)})
+    table.write_secrets_table(tmp_path, row.list_columns(EXPOSURE))
+    (tmp_path / "secrets.json").write_text(
+        json.dumps(build_attribute_columns(table_of_secrets, "salt"))
+    )
+    read_secret_details(tmp_path)  # imports are no part of what is held
+    tracemalloc.start()
+    details = read_secret_details(tmp_path)
+    gc.collect()
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # two ids and an alias of 16 bytes each, a value, a repeat count, and membership twice
+    assert len(details.secrets) == count and held < 90 * count
