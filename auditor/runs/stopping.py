@@ -185,7 +185,9 @@ def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
         # `repr` of a float is exact.
         digest.update(repr((row, stop.width, stop.rules, stop.level, stop.require)).encode())
         for name, values in () if stop.base is None else stop.base.values.items():
-            digest.update(repr((name, stop.base and stop.base.ids, values.tolist())).encode())
+            digest.update(
+                repr((name, stop.base and tuple(stop.base.ids), values.tolist())).encode()
+            )
     return digest.hexdigest() if stops else ""
 
 

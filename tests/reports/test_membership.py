@@ -196,7 +196,11 @@ def test_what_a_probe_keeps_is_read_back_from_the_folder(tmp_path: Path) -> None
     }
     write_rows(tmp_path, {str(key): row})
     seen = detailed.read_secret_details(tmp_path).values_by_cell[key]
-    assert (seen.ids, seen.member.tolist(), seen.repeats) == (("a", "b"), [True, False], (1, None))
+    assert ([*seen.ids], seen.member.tolist(), seen.repeats) == (
+        ["a", "b"],
+        [True, False],
+        (1, None),
+    )
     found = {name: values.tolist() for name, values in seen.values.items()}
     # in the order of the probe: the main number is first
     assert str(found) == "{'x': [1.0, nan], 'a': [3.0, -inf]}"
