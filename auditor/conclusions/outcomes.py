@@ -364,7 +364,7 @@ def _build_secret_values(columns: Sequence[Column]) -> ValuesBySecret:
             values_by_name[name] = values_by_name[name].astype(bool)
         for name in _COUNTS:
             values_by_name[name] = values_by_name[name].astype(np.int64)
-    return ValuesBySecret(first.ids, member, first.repeats, values_by_name)
+    return ValuesBySecret(first.ids, member, tuple(first.repeats), values_by_name)
 
 
 def bound_roc_metric(metric: str, row: ValuesBySecret | None) -> BoundedNumber | None:
