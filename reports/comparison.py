@@ -6,9 +6,7 @@ Names have no control characters, and each renderer escapes names.
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-from rich.table import Table as RichTable
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from auditor.core.counts import format_count
 from auditor.gate.compare import Comparison, ComparisonRow
@@ -16,6 +14,10 @@ from auditor.reports import phrases
 from auditor.reports.blocks import Document, Paragraph, Section, Table, make_table
 from auditor.reports.escaping import make_printable_line, render_csv
 from auditor.reports.tables import RowTable, render_rich_table
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
+    from rich.text import Text
 
 _BEST = "leaks least"
 NOTE = (
@@ -27,6 +29,8 @@ NOTE = (
 
 def build_terminal_blocks(comparison: Comparison) -> Iterator[RichTable | Text]:
     """Yield a table for each configuration, so that any number of runs fits a narrow terminal."""
+    from rich.text import Text
+
     for line in comparison.lines:
         rows = []
         for i, name in enumerate(comparison.runs):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from rich.table import Table as RichTable
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from auditor.reports import escaping
+
+if TYPE_CHECKING:
+    from rich.table import Table as RichTable
 
 # Points in LaTeX's article class at 10 pt: a line, a space between columns and, on average, a
 # character.
@@ -38,6 +39,9 @@ class RowTable:
 
 def render_rich_table(grid: RowTable, styles: Sequence[str] = ()) -> RichTable:
     """Return a table of the package rich. styles: one style per row."""
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
     clean = escaping.escape_for_terminal
     note = None
     if grid.note:
