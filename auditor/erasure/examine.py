@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from auditor.benchmarks.data import released_passages
+from auditor.benchmarks.data.columns import read_data_table
 from auditor.core.counts import format_count
 from auditor.core.disk import open_scratch_folder
 from auditor.core.errors import wrap_library_errors
@@ -118,7 +118,7 @@ def examine_stores(
     for path in released:
         tell(f"reading {path}")
         label = f"released:{path}"
-        _, texts = released_passages.read_row_texts("--released", str(path))
+        texts = read_data_table("--released", str(path)).list_shown_texts()
         facts[label] = (format_count(len(texts), "text"),)
         verdicts += _judge_released_texts(label, texts, records)
     if model is not None:

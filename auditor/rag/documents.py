@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from auditor.benchmarks.data import columns
-from auditor.benchmarks.data.tables import read_record_table
+from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.data.words import RUN, split_into_words
 from auditor.core import disk
 from auditor.core.arrays import Bools
@@ -74,14 +73,14 @@ def read_rag_documents(name: str, seed: int) -> RagDocuments:
 
     Raise AuditError if the file is invalid.
     """
-    table = read_record_table(_FLAG, name, (*columns.COLUMNS, "id", IDENTITY))
-    texts = columns.list_joined_layout_texts(table, columns.require_text_layout(table))
-    marks = columns.list_row_personal_data_marks(table)
+    table = read_data_table(_FLAG, name, "id", IDENTITY)
+    texts = table.list_texts()
+    marks = table.list_personal_data_marks()
     names = list(map(str, range(table.rows)))
     if "id" in table.columns:
         names = list(map(str, table.column("id")))
     has_identities = IDENTITY in table.columns
-    identities = columns.list_row_users(table, IDENTITY if has_identities else None, True)
+    identities = table.list_users(IDENTITY if has_identities else None, True)
     rows_by_text: dict[str, list[int]] = {}
     for row, text in enumerate(texts):
         rows_by_text.setdefault(text, []).append(row)

@@ -170,91 +170,62 @@ def judge_generations(
         generation_ids: ids of the generations to compare, in order.
         corpus: the training texts.
     """
-    memorised_tokens = list[MemorisedTokens]()
     costs = list[Guesses]()
-    scores = list[dict[str, float]]()
-    heads = Counter[bytes]()
-    # the longest extracted part of each record, and the id of its generation
-    best: dict[int, tuple[TokenRun, str]] = {}
-    tally = Counter[int]()  # generations with a part of each record
-    heldout = set[int]()
+    found = list[MemorisedTokens]()
+    heads = set[bytes]()  # digests: equal generations are counted without storing their texts
 
-    def text(i: int) -> Tokens:
-        return generations_by_id[generation_ids[i]].ranked[0].suffix
+    def text(id: str) -> Tokens:
+        return generations_by_id[id].ranked[0].suffix
 
     for start in range(0, len(generation_ids), _AT_ONCE):
         batch = [generations_by_id[id] for id in generation_ids[start : start + _AT_ONCE]]
         texts = [guesses.ranked[0].suffix for guesses in batch]
-        # Digests are compared to count equal generations without storing their texts.
         for tokens in texts:
-            heads[hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest()] += 1
+            heads.add(hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest())
         for guesses, matches in zip(batch, corpus.index.match_ngrams(texts, corpus.n), strict=True):
-            tokens_of_text = memorised.count_memorised_ngrams(matches, corpus.n)
-            memorised_tokens.append(tokens_of_text)
-            costs.append(replace(guesses, ranked=(), rankings={}))
-            scores.append(guesses.rankings)
-            tally.update(tokens_of_text.records.keys())
-            heldout.update(tokens_of_text.heldout_records)
-            for record, run in tokens_of_text.records.items():
-                if record not in best or run.length > best[record][0].length:
-                    best[record] = run, guesses.secret
+            found.append(memorised.count_memorised_ngrams(matches, corpus.n))
+            costs.append(replace(guesses, ranked=()))
     # Rank only by scores that all generations have.
-    names = sorted(set.intersection(*map(set, scores)))
     top_generations = {}
-    for name in names:
+    for name in sorted(set.intersection(*(set(guesses.rankings) for guesses in costs))):
+        scores = [guesses.rankings[name] for guesses in costs]
         top_generations[name] = memorised.select_distinct_texts(
-            [rankings[name] for rankings in scores], text
+            scores, lambda i: text(generation_ids[i])
         )
+    runs: dict[int, list[tuple[TokenRun, str]]] = {}  # in generations, by record
+    for id, tokens_of_text in zip(generation_ids, found, strict=True):
+        for record, run in tokens_of_text.records.items():
+            runs.setdefault(record, []).append((run, id))
     key = load_alias_salt()
     aliases = {}
-    for record in tally:
-        aliases[record] = alias_training_record(corpus.index.tokens_of_text(record), key)
-    # Break ties by alias, so that the order does not reveal the position of a record in the data.
-    order = sorted(tally, key=lambda record: (-tally[record], aliases[record]))
-    extracted_texts = dict[str, tuple[Tokens, Tokens]]()
-    for record, (run, generation) in best.items():
-        full_text = generations_by_id[generation].ranked[0].suffix
-        extracted_texts[aliases[record]] = full_text[run.start : run.start + run.length], full_text
-    return JudgedGenerations(
-        tuple(
-            memorised.measure_generation_memorisation(
-                memorised_tokens,
-                corpus.ngram_and_record_counts,
-                corpus.n,
-                attack.length,
-                top_generations,
-            )
-        ),
-        tuple(
-            _list_generation_notes(
-                corpus, len(generation_ids), len(heads), len(heldout), bool(order)
-            )
-        ),
-        costs,
-        (
-            *_build_generation_columns(cell, generation_ids, memorised_tokens),
-            *_build_record_columns(
-                cell,
-                corpus,
-                order,
-                aliases,
-                tally,
-                {record: run.length for record, (run, _) in best.items()},
-            ),
-        ),
-        extracted_texts,
+    extracted_texts = {}
+    for record, runs_of_record in runs.items():
+        alias = alias_training_record(corpus.index.tokens_of_text(record), key)
+        run, id = max(runs_of_record, key=lambda found: found[0].length)
+        full_text = text(id)
+        aliases[record] = alias
+        extracted_texts[alias] = full_text[run.start : run.start + run.length], full_text
+    columns = (
+        *_build_generation_columns(cell, generation_ids, found),
+        *_build_record_columns(cell, corpus, aliases, runs),
     )
+    measurements = memorised.measure_generation_memorisation(
+        found, corpus.ngram_and_record_counts, corpus.n, attack.length, top_generations
+    )
+    notes = _list_generation_notes(corpus, found, len(heads))
+    return JudgedGenerations(tuple(measurements), tuple(notes), costs, columns, extracted_texts)
 
 
 def _list_generation_notes(
-    corpus: TrainingCorpus, n_texts: int, n_distinct: int, n_heldout: int, is_extracted: bool
+    corpus: TrainingCorpus, found: Sequence[MemorisedTokens], n_distinct: int
 ) -> Iterator[str]:
-    if n_distinct < n_texts:
-        same = n_texts - n_distinct
-        yield f"{same:,} of {n_texts:,} generations equal another one"
-    if n_heldout and is_extracted:
+    if same := len(found) - n_distinct:
+        yield f"{same:,} of {len(found):,} generations equal another one"
+    heldout = set[int]().union(*(generation.heldout_records for generation in found))
+    if heldout and any(generation.records for generation in found):
         yield (
-            f"{n_heldout:,} of {corpus.ngram_and_record_counts.heldout_records:,} held-out records "
+            f"{len(heldout):,} of {corpus.ngram_and_record_counts.heldout_records:,} held-out "
+            "records "
             "count as extracted too, by n-grams of this length: some of the extracted records are "
             "only similar to the drawn text; use a larger n"
         )
@@ -272,27 +243,28 @@ def _build_generation_columns(
 def _build_record_columns(
     cell: CellKey,
     corpus: TrainingCorpus,
-    order: Sequence[int],
     aliases: Mapping[int, str],
-    n_generations: Mapping[int, int],
-    longest: Mapping[int, int],
+    runs: Mapping[int, Sequence[tuple[TokenRun, str]]],
 ) -> Iterator[Column]:
     """Yield table columns about the extracted records.
 
     - `generations`: for each extracted record, the number of generations that contain a part of it.
     - `longest`: for each extracted record, the number of tokens of the longest part.
-    - `record`: for each attacked secret, the position (from 0) of its record in `order`.
+    - `record`: for each attacked secret, the position (from 0) of its record in these columns.
     - `trained`: for each number of copies, the number of training records with that many copies.
 
-    The mappings are keyed by these indices.
-
     Args:
-        order: indices of the extracted records in the corpus, in the order of the columns.
+        aliases: name of each extracted record, keyed by its index in the corpus.
+        runs: parts of each extracted record, with the id of their generation.
     """
+    # Break ties by alias, so that the order does not reveal the position of a record in the data.
+    order = sorted(runs, key=lambda record: (-len(runs[record]), aliases[record]))
     ids = [aliases[record] for record in order]
     copies = [corpus.index.copies[record] for record in order]
+    n_generations = [len(runs[record]) for record in order]
+    longest = [max(run.length for run, _ in runs[record]) for record in order]
     for name, values in (("generations", n_generations), ("longest", longest)):
-        yield Column(RECORDS, cell, name, ids, [values[record] for record in order], (), copies)
+        yield Column(RECORDS, cell, name, ids, values, (), copies)
     secrets: list[str] = []
     places: list[int] = []
     for place, record in enumerate(order):

@@ -16,7 +16,7 @@ from auditor.benchmarks.canaries.audit_canaries import (
     AuditCanaryManifest,
     Kind,
 )
-from auditor.benchmarks.data import whole_texts
+from auditor.benchmarks.data.columns import read_data_table
 from auditor.core import disk
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.jsonable import read_json_object
@@ -62,7 +62,7 @@ def make_audit_canaries(
         seed = audit_canaries.draw_canary_seed()
     begun: Sequence[str] = ()
     if "data" in inputs:
-        begun = whole_texts.read_row_texts("--data", inputs["data"])
+        begun = read_data_table("--data", inputs["data"]).list_texts()
     model = None
     if "model" in inputs:
         model = load_causal_lm(inputs["model"], DEFAULTS)

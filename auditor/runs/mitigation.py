@@ -18,11 +18,9 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
-from auditor.benchmarks.data.columns import COLUMNS, list_row_repeat_counts
 from auditor.benchmarks.data.reduced_data import format_data_row, write_kept_data
 from auditor.benchmarks.data.rewriting import WRITERS
-from auditor.benchmarks.data.tables import read_record_table
-from auditor.benchmarks.data.whole_texts import read_unit_texts, repeat_rows
+from auditor.benchmarks.data.whole_texts import read_training_rows
 from auditor.conclusions import secret_details
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.outcomes import RunOutcomes
@@ -528,16 +526,9 @@ def _write_dropped_records(
         texts_by_id = Site(mitigation.plan, reporter, shared).lab.whole_texts
         texts = [texts_by_id[id] for id in ids]
     else:
-        rows, _ = read_unit_texts(str(mitigation.plan.data.data))
-        repeats = list_row_repeat_counts(
-            read_record_table("--data", str(mitigation.plan.data.data), COLUMNS)
-        )
-        # Map each row to its first copy: `rows` holds all copies, while ids (`member-ROW`,
-        # `member-ROW-PART`) name rows of the file. Reversing makes the first copy win.
-        first = dict(reversed([(row, i) for i, row in enumerate(repeat_rows(repeats))]))
-        texts = []
-        for id in ids:
-            texts.append(format_data_row(rows[first[int(id.split("-")[1])]]))
+        _, rows = read_training_rows(str(mitigation.plan.data.data))
+        # Ids (`row-ROW`, `row-ROW-PART`) name rows of the file.
+        texts = [format_data_row(rows[int(id.split("-")[1])]) for id in ids]
     write_shard_record_list(mitigation.options.out / DROPPED, texts)
 
 

@@ -21,6 +21,7 @@ from auditor import __version__
 from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.data import pii, released_passages
+from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.data.occurrences import count_text_occurrences
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.benchmarks.data.words import is_mostly_unspaced, is_whole_word_somewhere
@@ -172,7 +173,7 @@ def read_released_text(plan: Plan, text: Path) -> ReleasedText:
             )
         manifest = canary_manifest
         canary_texts = [canary.text for canary in manifest.canaries]
-    row_texts = released_passages.read_row_texts("OUT", str(text))[1]
+    row_texts = read_data_table("OUT", str(text)).list_shown_texts()
     records, notes = released_passages.read_released_records(data, nonmembers, words, canary_texts)
     n_members = sum(record.member for record in records)
     for count, flag in ((n_members, "--data"), (len(records) - n_members, "--nonmembers")):

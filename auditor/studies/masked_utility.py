@@ -19,7 +19,7 @@ import numpy as np
 from scipy.special import logsumexp, softmax
 
 from auditor import __version__
-from auditor.benchmarks.data.whole_texts import read_row_texts
+from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.lab.masked_lab import MaskedLab
 from auditor.conclusions.replicates import Replicates
 from auditor.core import disk
@@ -282,7 +282,7 @@ def _load_masked_texts(plan: Plan, options: MaskingOptions, reporter: Reporter) 
             raise AuditError(
                 "`on` in [utility] chooses among the lab's records; --data are measured whole"
             )
-        texts = read_row_texts("--data", plan.data.data)
+        texts = read_data_table("--data", plan.data.data).list_texts()
         target = load_masked(plan.target.model, plan.loading)
         public = None
         if plan.target.public:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from auditor.benchmarks.data import conversation_rows
@@ -20,8 +21,14 @@ from auditor.benchmarks.data.conversation_rows import (
     LAYOUTS,
     Conversation,
     UnusableConversation,
+    get_message_text,
 )
-from auditor.benchmarks.data.tables import ABSENT, RecordTable, describe_cell_value_type
+from auditor.benchmarks.data.tables import (
+    ABSENT,
+    RecordTable,
+    describe_cell_value_type,
+    read_record_table,
+)
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
@@ -65,74 +72,323 @@ _OTHERS = (
 _USUAL = {*COLUMNS, *_OTHERS, "title", "url"}
 
 
-def detect_column_layout(table: RecordTable) -> tuple[str, ...]:
-    """Return the columns that hold the records, as one of the tuples in `PLAIN` and `LAYOUTS`.
+@dataclass(frozen=True)
+class DataTable(RecordTable):
+    """A table of records: texts or conversations, with the columns beside them.
 
-    Raise AuditError, which lists the table's columns, if no layout matches, if several match, or if
-    a column name is duplicated.
+    given_layout: columns that hold the records, if the table itself need not show which they are.
+
+    Methods raise AuditError, with row and column, if a value is invalid.
     """
-    for name in COLUMNS:
-        if table.columns.count(name) > 1:
+
+    given_layout: tuple[str, ...] = ()
+
+    @cached_property
+    def layout(self) -> tuple[str, ...]:
+        """The columns that hold the records: one of the tuples in `PLAIN` and `LAYOUTS`.
+
+        Raise AuditError, which lists the table's columns, if no layout matches, if several match,
+        or if a column name is duplicated.
+        """
+        if self.given_layout:
+            return self.given_layout
+        for name in COLUMNS:
+            if self.columns.count(name) > 1:
+                raise AuditError(
+                    f"{self.label}: expected one column {name!r}, got {self.columns.count(name)}"
+                )
+        names = set(self.columns)
+        begun = [layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & names]
+        complete = [layout for layout in begun if names.issuperset(layout)]
+        plain = [layout for layout in begun if layout in PLAIN]
+        # Reject half of a plain layout next to a complete one, such as a prefix next to messages:
+        # the training text is unclear.
+        if len(complete) == 1 and plain in ([], complete):
+            return complete[0]
+        if len(complete) > 1 and len(plain) < 2:
             raise AuditError(
-                f"{table.label}: expected one column {name!r}, got {table.columns.count(name)}"
+                f"{self.label}: expected one layout, got "
+                f"{', and '.join(map(' + '.join, complete))}: leave out data that the "
+                "model was not trained on, or write all rows as messages"
             )
-    names = set(table.columns)
-    begun = [layout for layout in (*PLAIN, *LAYOUTS) if {layout[0], layout[-1]} & names]
-    complete = [layout for layout in begun if names.issuperset(layout)]
-    plain = [layout for layout in begun if layout in PLAIN]
-    # Reject half of a plain layout next to a complete one, such as a prefix next to messages: the
-    # training text is unclear.
-    if len(complete) == 1 and plain in ([], complete):
-        return complete[0]
-    if len(complete) > 1 and len(plain) < 2:
-        raise AuditError(
-            f"{table.label}: expected one layout, got "
-            f"{', and '.join(map(' + '.join, complete))}: leave out data that the "
-            "model was not trained on, or write all rows as messages"
+        if "prompt" in self.columns and not begun[1:] and not plain:
+            others = tuple(name for name in self.texts if name != "prompt")
+            advice = ""
+            if others:
+                shown = describe_table_columns(others)
+                advice = f"; rename to completion what was trained on: {shown}"
+            raise AuditError(
+                f"{self.label}: expected what a model was trained to say next to the prompt "
+                f"({_LAYOUTS_LABEL}), got prompts only, as for GRPO: it learns from the model's "
+                f"own answers, and nothing in these rows has a loss{advice}"
+            )
+        advice = (
+            "rename the column of the training texts to text, or a question and its answer to "
+            "prompt and completion"
         )
-    if "prompt" in table.columns and not begun[1:] and not plain:
-        others = tuple(name for name in table.texts if name != "prompt")
-        advice = ""
-        if others:
-            advice = f"; rename to completion what was trained on: {describe_table_columns(others)}"
+        if self.rows == 1:
+            advice += ", or write the objects inside this only row as rows"
         raise AuditError(
-            f"{table.label}: expected what a model was trained to say next to the prompt "
-            f"({_LAYOUTS_LABEL}), got prompts only, as for GRPO: it learns from the model's own "
-            f"answers, and nothing in these rows has a loss{advice}"
+            f"{self.label}: expected either the columns prefix and suffix or the column text, or "
+            f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns(self.columns)}: "
+            f"{advice}"
         )
-    advice = (
-        "rename the column of the training texts to text, or a question and its answer to prompt "
-        "and completion"
-    )
-    if table.rows == 1:
-        advice += ", or write the objects inside this only row as rows"
-    raise AuditError(
-        f"{table.label}: expected either the columns prefix and suffix or the column text, or "
-        f"conversations ({_LAYOUTS_LABEL}), got {describe_table_columns(table.columns)}: {advice}"
-    )
 
+    @property
+    def has_conversations(self) -> bool:
+        return self.layout in LAYOUTS
 
-def list_unread_text_columns(
-    table: RecordTable, layout: Sequence[str], user_columns: Sequence[str]
-) -> tuple[str, ...]:
-    """Return the text columns of the table that the audit does not read.
+    def list_unread_text_columns(self, user_columns: Sequence[str]) -> tuple[str, ...]:
+        """Return the text columns of the table that the audit does not read.
 
-    user_columns: columns that the user named, such as the group column.
-    """
-    used = {*layout, REPEATS, PII, *user_columns}
-    if layout not in PLAIN:
-        # Labels and marks are only read as true or false: a text there is not used.
-        used |= {"system", "tools", "chat_template_kwargs"} | _READ_WITH.get(layout[0], set())
-    return tuple(name for name in table.texts if name not in used)
+        user_columns: columns that the user named, such as the group column.
+        """
+        used = {*self.layout, REPEATS, PII, *user_columns}
+        if self.has_conversations:
+            # Labels and marks are only read as true or false: a text there is not used.
+            used |= {"system", "tools", "chat_template_kwargs"}
+            used |= _READ_WITH.get(self.layout[0], set())
+        return tuple(name for name in self.texts if name not in used)
 
+    # --- texts ---
 
-def require_text_layout(table: RecordTable) -> tuple[str, ...]:
-    layout = detect_column_layout(table)
-    if layout not in PLAIN:
-        raise AuditError(
-            f"{table.label}: expected text here, or prefix and suffix, got {' and '.join(layout)}"
+    def list_texts(self) -> list[str]:
+        """Return the text of every row; prefix and suffix are joined.
+
+        Raise AuditError if the table has conversations.
+        """
+        if self.has_conversations:
+            raise AuditError(
+                f"{self.label}: expected text here, or prefix and suffix, got "
+                f"{' and '.join(self.layout)}"
+            )
+        return list(map("".join, zip(*map(self.list_text_values, self.layout), strict=True)))
+
+    def list_text_values(self, column: str) -> list[str]:
+        """Return the values of a column whose values must be texts."""
+        values = list(self.column(column))
+        for row, value in enumerate(values):
+            if not isinstance(value, str):
+                kind = describe_cell_value_type(value)
+                if self.rows == 1 and isinstance(value, list | dict):
+                    kind += ": write an object for each row"  # pandas writes one of columns
+                raise self._make_cell_error(row, column, "text", kind)
+            if not value.isascii() and re.search(
+                "[\ud800-\udfff]", value
+            ):  # JSON can hold half a character: "\ud83d"
+                raise self._make_cell_error(row, column, "text", "half of a surrogate pair")
+        return values
+
+    def list_shown_texts(self) -> list[str]:
+        """Return the text of every row; a conversation has one line per message."""
+        if not self.has_conversations:
+            return self.list_texts()
+        lines: dict[int, list[str]] = {}
+        for row, conversation in self.parse_conversations():
+            of_row = lines.setdefault(row, [])
+            messages = (
+                () if isinstance(conversation, UnusableConversation) else conversation.messages
+            )
+            contents = []
+            for message in messages:
+                content = get_message_text(message.get("content"))
+                # Both sides of a preference begin with the same prompt.
+                if content and content not in of_row:
+                    contents.append(content)
+            of_row += contents
+        return list(map("\n".join, lines.values()))
+
+    def _make_cell_error(self, row: int, column: str, expected: str, got: str) -> AuditError:
+        place = f"{self.label}, row {self.first_row + row} (counted from 0), column {column!r}"
+        return AuditError(f"{place}: expected {expected}, got {got}")
+
+    # --- conversations ---
+
+    def parse_conversations(
+        self, order: Sequence[int] | None = None, kinds: ColumnKinds | None = None
+    ) -> Iterator[tuple[int, Conversation | UnusableConversation]]:
+        """Yield each row's number with its conversation, or the reason why the row is unusable.
+
+        A preference row yields its chosen and its rejected conversation.
+
+        order: the rows to read (None: all rows). kinds: the Arrow types of the columns in the
+        training table.
+        """
+        columns: dict[str, Sequence[Any]] = {}
+        for name in CHAT:
+            if name in self.columns:
+                columns[name] = self._list_values(name)
+        if self.layout[0] == "prompt" and _LABEL in columns:
+            columns[_LABEL] = _parse_labels(columns[_LABEL])
+        kinds = join_nested_kinds(kinds or {}, self.infer_nested_kinds())
+        for i in range(self.rows) if order is None else order:
+            row = {name: values[i] for name, values in columns.items()}
+            try:
+                sides = conversation_rows.parse_conversations(self.layout, row)
+                filled = _parse_filled_row(self.layout, row, kinds)
+            except UnusableConversation as why:
+                yield i, why
+                continue
+            for conversation, other in zip(sides, filled or sides, strict=True):
+                if other != conversation:
+                    conversation = replace(conversation, filled=other)
+                yield i, conversation
+
+    def _list_values(self, column: str) -> list[Any]:
+        """Return the values of a column, and None for rows without it."""
+        return [None if value is ABSENT else value for value in self.column(column)]
+
+    @property
+    def has_unclear_labels(self) -> bool:
+        """True if any label is other than true, false or null."""
+        if self.layout[0] != "prompt" or _LABEL not in self.columns:
+            return False
+        labels = self._list_values(_LABEL)
+        return _parse_labels(labels) is labels
+
+    def infer_nested_kinds(self) -> ColumnKinds:
+        """Return the Arrow type of each conversation column that holds objects.
+
+        The types are those that `Dataset.from_list` infers; None if a column has no type.
+        """
+        import pyarrow
+
+        kinds = dict[str, Any]()
+        for name in (*_READ, "tools", "chat_template_kwargs"):
+            if name not in self.columns:
+                continue
+            values = self._list_values(name)
+            if any(isinstance(value, dict | list) for value in values):
+                try:
+                    kinds[name] = pyarrow.infer_type(values)
+                except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
+                    kinds[name] = None
+        return kinds
+
+    # --- repeats, personal data, groups and users ---
+
+    def list_repeat_counts(self) -> list[int]:
+        """Return the number of training copies of each row: its `repeats`, or 1 without it.
+
+        Raise AuditError, with the row, if a value is not a whole number of at least 1.
+        """
+        if REPEATS not in self.columns:
+            return [1] * self.rows
+        counts = []
+        for row, value in enumerate(self.column(REPEATS)):
+            is_integer = isinstance(value, int) and not isinstance(value, bool)
+            # CSV contains only text.
+            digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)
+            if not (is_integer or digits) or not 1 <= int(value) < 10**15:
+                expected = "a whole number of at least 1"
+                raise self._make_cell_error(row, REPEATS, expected, "another value")
+            counts.append(int(value))
+        return counts
+
+    def list_personal_data_marks(self) -> list[tuple[Mark, ...]]:
+        """Return the personal data that the `pii` column marks in each row; none without it.
+
+        Raise AuditError if a value does not map kinds to texts.
+        """
+        if PII not in self.columns:
+            return [()] * self.rows
+        marks_of_rows = []
+        cell_texts = zip(
+            *(map(_format_table_cell, self.column(name)) for name in self.layout), strict=True
         )
-    return layout
+        kinds = set()
+        for row, (value, parts) in enumerate(zip(self.column(PII), cell_texts, strict=True)):
+            try:
+                marks = tuple(dict.fromkeys(_parse_personal_data_marks(value)))
+            except ValueError as error:
+                expected = 'texts by kind, as {"name": ["Jane Doe"]}'
+                raise self._make_cell_error(row, PII, expected, str(error)) from None
+            for kind, text in marks:
+                kinds.add(kind)
+                if text not in "".join(parts):  # joined: it may run from prefix into suffix
+                    raise self._make_cell_error(
+                        row, PII, "texts of the row", f"a {kind} that does not"
+                    )
+            marks_of_rows.append(marks)
+        if len(kinds) > _MOST_KINDS:
+            raise AuditError(
+                f"{self.label}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since "
+                f"reports show them, got {len(kinds):,}"
+            )
+        return marks_of_rows
+
+    def list_groups(self, column: str | None, needed: bool) -> Sequence[str | None]:
+        """Return the group of each row, or None for each row if no column is given.
+
+        needed: whether a missing column is an error. A column that names people is rejected,
+        because reports show groups.
+        """
+        if column is None or not self._has_one_column("--group-column", column, needed):
+            return [None] * self.rows
+        values = []
+        for row, value in enumerate(self.column(column)):
+            values.append(self._name_group(row, column, value))
+        self.check_few_groups(column, len(set(values)))
+        return values
+
+    def check_few_groups(self, column: str, n_groups: int) -> None:
+        """Raise AuditError if a column has more groups than a report can show."""
+        if n_groups > _GROUPS:
+            raise AuditError(
+                f"{self.label}: expected --group-column with at most {_GROUPS} different values, "
+                f"since reports show them; {column!r} has {n_groups:,}"
+            )
+
+    def _name_group(self, row: int, column: str, value: Any) -> str:
+        if value is None or value is ABSENT or value == "":
+            return "none"
+        if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
+            got = describe_cell_value_type(value)
+            if isinstance(value, str):
+                got = f"a text of {len(value):,} characters"
+            expected = f"a group's name of at most {_GROUP_LENGTH} characters"
+            raise self._make_cell_error(row, column, expected, got)
+        return str(value)
+
+    def list_users(self, column: str | None, needed: bool) -> Sequence[str | None]:
+        """Return the user of each row, or None for each row if no column is given.
+
+        needed: whether a missing column is an error. Raise AuditError for a missing column.
+        """
+        if column is None or not self._has_one_column("--user-column", column, needed):
+            return [None] * self.rows
+        return self.list_user_names(column)
+
+    def list_user_names(self, column: str) -> list[str]:
+        """Return the user of each row; `column` holds the users' names or numbers.
+
+        Raise AuditError, with the row, if a value is neither text nor a whole number.
+        """
+        values = self.column(column)
+        for row, value in enumerate(values):
+            if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+                got = describe_cell_value_type(value)
+                raise self._make_cell_error(row, column, "a name or a whole number", got)
+        return list(map(str, values))
+
+    def _has_one_column(self, flag: str, column: str, needed: bool) -> bool:
+        """Return whether the table has the column that the user named with `flag`.
+
+        Raise AuditError if the column occurs twice, or if it is needed and missing.
+        """
+        if column not in self.columns and not needed:
+            return False
+        if self.columns.count(column) != 1:
+            raise AuditError(
+                f"{self.label}: expected one column {flag} {column!r}, got "
+                f"{describe_table_columns(self.columns)}"
+            )
+        return True
+
+
+def read_data_table(flag: str, name: str, *more: str) -> DataTable:
+    """Read the columns of records, and the columns `more`; see `read_record_table`."""
+    return DataTable(**vars(read_record_table(flag, name, (*COLUMNS, *more))))
 
 
 def describe_table_columns(columns: Sequence[str]) -> str:
@@ -162,94 +418,6 @@ def describe_table_columns(columns: Sequence[str]) -> str:
     return " and ".join(words)
 
 
-def _make_table_cell_error(
-    table: RecordTable, row: int, column: str, expected: str, got: str
-) -> AuditError:
-    place = f"{table.label}, row {table.first_row + row} (counted from 0), column {column!r}"
-    return AuditError(f"{place}: expected {expected}, got {got}")
-
-
-def list_text_column_values(table: RecordTable, column: str) -> list[str]:
-    """Return the values of a column whose values must be texts.
-
-    Raise AuditError, with row and column, if a value is not text.
-    """
-    values = list(table.column(column))
-    for row, value in enumerate(values):
-        if not isinstance(value, str):
-            kind = describe_cell_value_type(value)
-            if table.rows == 1 and isinstance(value, list | dict):
-                kind += ": write an object for each row"  # pandas writes one of columns
-            raise _make_table_cell_error(table, row, column, "text", kind)
-        if not value.isascii() and re.search(
-            "[\ud800-\udfff]", value
-        ):  # JSON can hold half a character: "\ud83d"
-            raise _make_table_cell_error(table, row, column, "text", "half of a surrogate pair")
-    return values
-
-
-def list_joined_layout_texts(table: RecordTable, layout: Sequence[str]) -> list[str]:
-    texts = [list_text_column_values(table, column) for column in layout]
-    return list(map("".join, zip(*texts, strict=True)))
-
-
-def list_row_repeat_counts(table: RecordTable) -> list[int]:
-    """Return the number of training copies of each row: its `repeats`, or 1 without that column.
-
-    Raise AuditError, with the row, if a value is not a whole number of at least 1.
-    """
-    if REPEATS not in table.columns:
-        return [1] * table.rows
-    counts = []
-    for row, value in enumerate(table.column(REPEATS)):
-        is_integer = isinstance(value, int) and not isinstance(value, bool)
-        # CSV contains only text.
-        digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)
-        if not (is_integer or digits) or not 1 <= int(value) < 10**15:
-            raise _make_table_cell_error(
-                table, row, REPEATS, "a whole number of at least 1", "another value"
-            )
-        counts.append(int(value))
-    return counts
-
-
-def parse_row_conversations(
-    table: RecordTable,
-    layout: Sequence[str],
-    order: Sequence[int] | None = None,
-    kinds: ColumnKinds | None = None,
-) -> Iterator[tuple[int, Conversation | UnusableConversation]]:
-    """Yield each row's number with its conversation, or the reason why the row is unusable.
-
-    A preference row yields its chosen and its rejected conversation.
-
-    order: the rows to read (None: all rows). kinds: the Arrow types of the columns in the training
-    table.
-    """
-    columns: dict[str, Sequence[Any]] = {}
-    for name in CHAT:
-        if name in table.columns:
-            columns[name] = _list_values(table, name)
-    if layout[0] == "prompt" and _LABEL in columns:
-        columns[_LABEL] = _parse_labels(columns[_LABEL])
-    kinds = join_nested_kinds(kinds or {}, infer_nested_kinds(table))
-    for i in range(table.rows) if order is None else order:
-        row = {name: values[i] for name, values in columns.items()}
-        try:
-            sides = conversation_rows.parse_conversations(layout, row)
-            filled = _parse_filled_row(layout, row, kinds)
-        except UnusableConversation as why:
-            yield i, why
-            continue
-        for conversation, other in zip(sides, filled or sides, strict=True):
-            yield i, conversation if other == conversation else replace(conversation, filled=other)
-
-
-def _list_values(table: RecordTable, column: str) -> list[Any]:
-    """Return the values of a column, and None for rows without it."""
-    return [None if value is ABSENT else value for value in table.column(column)]
-
-
 def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
     """Return labels 1 and 0 as true and false, like TRL's KTO, and other labels unchanged."""
     truth: dict[Any, Any] = {
@@ -264,34 +432,6 @@ def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:
         return [truth[label] for label in labels]
     except (KeyError, TypeError):  # another or an unhashable value
         return labels
-
-
-def has_unclear_labels(table: RecordTable, layout: Sequence[str]) -> bool:
-    """Return whether any label is other than true, false or null."""
-    if layout[0] != "prompt" or _LABEL not in table.columns:
-        return False
-    labels = _list_values(table, _LABEL)
-    return _parse_labels(labels) is labels
-
-
-def infer_nested_kinds(table: RecordTable) -> ColumnKinds:
-    """Return the Arrow type of each conversation column that holds objects; None if it has no type.
-
-    The types are those that `Dataset.from_list` infers.
-    """
-    import pyarrow
-
-    kinds = dict[str, Any]()
-    for name in (*_READ, "tools", "chat_template_kwargs"):
-        if name not in table.columns:
-            continue
-        values = _list_values(table, name)
-        if any(isinstance(value, dict | list) for value in values):
-            try:
-                kinds[name] = pyarrow.infer_type(values)
-            except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
-                kinds[name] = None
-    return kinds
 
 
 def join_nested_kinds(first: ColumnKinds, others: ColumnKinds) -> ColumnKinds:
@@ -335,40 +475,6 @@ def _parse_filled_row(
         return None
 
 
-def list_row_personal_data_marks(table: RecordTable) -> list[tuple[Mark, ...]]:
-    """Return the personal data that the `pii` column marks in each row; none without the column.
-
-    Raise AuditError if a value does not map kinds to texts.
-    """
-    if PII not in table.columns:
-        return [()] * table.rows
-    marks_of_rows = []
-    cell_texts = zip(
-        *(map(_format_table_cell, table.column(name)) for name in detect_column_layout(table)),
-        strict=True,
-    )
-    kinds = set()
-    for row, (value, parts) in enumerate(zip(table.column(PII), cell_texts, strict=True)):
-        at = (table, row, PII)
-        try:
-            marks = tuple(dict.fromkeys(_parse_personal_data_marks(value)))
-        except ValueError as error:
-            raise _make_table_cell_error(
-                *at, 'texts by kind, as {"name": ["Jane Doe"]}', str(error)
-            ) from None
-        for kind, text in marks:
-            kinds.add(kind)
-            if text not in "".join(parts):  # joined: it may run from the prefix into the suffix
-                raise _make_table_cell_error(*at, "texts of the row", f"a {kind} that does not")
-        marks_of_rows.append(marks)
-    if len(kinds) > _MOST_KINDS:
-        raise AuditError(
-            f"{table.label}: expected at most {_MOST_KINDS} kinds in column {PII!r}, since reports "
-            f"show them, got {len(kinds):,}"
-        )
-    return marks_of_rows
-
-
 def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
     """Yield the marks of personal data in a row; value: the row's cell in the column `pii`.
 
@@ -406,79 +512,3 @@ def _format_table_cell(value: Any) -> str:
             map(_format_table_cell, value.values() if isinstance(value, dict) else value)
         )
     return value if isinstance(value, str) else ""
-
-
-def list_row_groups(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """Return the group of each row, or None for each row if no column is given.
-
-    needed: whether a missing column is an error. A column that names people is rejected, because
-    reports show groups.
-    """
-    if column is None or not _has_one_column(table, "--group-column", column, needed):
-        return [None] * table.rows
-    values = []
-    for row, value in enumerate(table.column(column)):
-        values.append(_name_cell_group(table, row, column, value))
-    check_few_groups(table, column, len(set(values)))
-    return values
-
-
-def check_few_groups(table: RecordTable, column: str, n_groups: int) -> None:
-    """Raise AuditError if a column has more groups than a report can show."""
-    if n_groups > _GROUPS:
-        raise AuditError(
-            f"{table.label}: expected --group-column with at most {_GROUPS} different values, "
-            f"since reports show them; {column!r} has {n_groups:,}"
-        )
-
-
-def _name_cell_group(table: RecordTable, row: int, column: str, value: Any) -> str:
-    if value is None or value is ABSENT or value == "":
-        return "none"
-    if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
-        description = describe_cell_value_type(value)
-        if isinstance(value, str):
-            description = f"a text of {len(value):,} characters"
-        raise _make_table_cell_error(
-            table, row, column, f"a group's name of at most {_GROUP_LENGTH} characters", description
-        )
-    return str(value)
-
-
-def list_row_users(table: RecordTable, column: str | None, needed: bool) -> Sequence[str | None]:
-    """Return the user of each row, or None for each row if no column is given.
-
-    needed: whether a missing column is an error. Raise AuditError for a missing column.
-    """
-    if column is None or not _has_one_column(table, "--user-column", column, needed):
-        return [None] * table.rows
-    return list_row_user_names(table, column)
-
-
-def _has_one_column(table: RecordTable, flag: str, column: str, needed: bool) -> bool:
-    """Return whether the table has the column that the user named with `flag`.
-
-    Raise AuditError if the column occurs twice, or if it is needed and missing.
-    """
-    if column not in table.columns and not needed:
-        return False
-    if table.columns.count(column) != 1:
-        raise AuditError(
-            f"{table.label}: expected one column {flag} {column!r}, got "
-            f"{describe_table_columns(table.columns)}"
-        )
-    return True
-
-
-def list_row_user_names(table: RecordTable, column: str) -> list[str]:
-    """Return the user of each row; `column` holds the users' names or numbers.
-
-    Raise AuditError, with the row, if a value is neither text nor a whole number.
-    """
-    values = table.column(column)
-    for row, value in enumerate(values):
-        if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-            raise _make_table_cell_error(
-                table, row, column, "a name or a whole number", describe_cell_value_type(value)
-            )
-    return list(map(str, values))

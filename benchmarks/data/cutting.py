@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Any
 from auditor.benchmarks.data import chat, chat_rendering
 from auditor.benchmarks.data.chat import RenderedChat
 from auditor.benchmarks.data.chat_rendering import ChatRendering
-from auditor.benchmarks.data.columns import (
-    PLAIN,
-    ColumnKinds,
-    detect_column_layout,
-    list_joined_layout_texts,
-    list_text_column_values,
-    parse_row_conversations,
-)
+from auditor.benchmarks.data.columns import ColumnKinds, DataTable
 from auditor.benchmarks.data.conversation_rows import (
     ASSISTANT,
     Conversation,
@@ -45,7 +38,6 @@ from auditor.benchmarks.data.cut_places import (
     spread_windows,
 )
 from auditor.benchmarks.data.data_records import DataRecord, format_too_long
-from auditor.benchmarks.data.tables import RecordTable
 from auditor.benchmarks.data.wording import (
     CUT_WITHIN_CHARACTER,
     cut_wording,
@@ -181,15 +173,15 @@ def describe_tokenisation(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def cut_rows_into_parts(
-    table: RecordTable, cut: Cutting
+    table: DataTable, cut: Cutting
 ) -> tuple[Iterator[tuple[int, CutPart]], CutCounts]:
     """Return an iterator over (row, part), and counts that are filled while it is read.
 
     Raise AuditError if an option has no effect on this table's columns.
     """
-    layout = detect_column_layout(table)
+    layout = table.layout
     for flag, value in (("--knows", cut.knows), ("--turns", cut.turns)):
-        if value is not None and layout in PLAIN:
+        if value is not None and not table.has_conversations:
             raise AuditError(
                 f"{flag} is about conversations (messages), but {table.label} has "
                 f"{' and '.join(layout)}"
@@ -206,12 +198,12 @@ def cut_rows_into_parts(
             f"{cut.turns or ASSISTANT} turns, {of_each} of each, as --template "
             f"{cut.form.name_with_day} (--knows {cut.knows or USER})"
         )
-        rows = parse_row_conversations(table, layout, kinds=cut.kinds)
+        rows = table.parse_conversations(kinds=cut.kinds)
         return _cut_conversations(cut, cut.form, rows, counts), counts
-    texts = list_joined_layout_texts(table, layout)
+    texts = table.list_texts()
     if layout == ("prefix", "suffix"):
         counts = CutCounts("prefix and suffix tokenised jointly and kept whole", texts)
-        return _cut_pairs(cut, list_text_column_values(table, "prefix"), counts), counts
+        return _cut_pairs(cut, table.list_text_values("prefix"), counts), counts
     counts = CutCounts(cut.lengths.rule, texts)
     return _cut_texts_into_parts(cut, counts), counts
 
@@ -271,12 +263,11 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
             yield row, cut.trained.beyond_phrase
 
 
-def measure_shared_beginnings(tokenizer: Any, table: RecordTable) -> SharedBeginnings:
+def measure_shared_beginnings(tokenizer: Any, table: DataTable) -> SharedBeginnings:
     """Return the prefixes that many texts of a table share; none if it has no text column."""
-    layout = detect_column_layout(table)
-    if layout != ("text",):
+    if table.layout != ("text",):
         return NOTHING_SHARED
-    texts = list_joined_layout_texts(table, layout)
+    texts = table.list_texts()
     n_texts, n_characters = _COMPARED
     sample = [text[:n_characters] for text in texts[:: -(-len(texts) // n_texts)]]
     return find_shared_beginnings([ids for ids, _ in encode_data_texts(tokenizer, sample)])
@@ -490,13 +481,13 @@ def _system_turn_only_prompt(
     )
 
 
-def choose_table_rendering(tokenizer: Any, table: RecordTable) -> ChatRendering:
+def choose_table_rendering(tokenizer: Any, table: DataTable) -> ChatRendering:
     """Return the rendering that is most common for these rows.
 
     If its template writes a date, the date is today. Raise AuditError if the rows have messages and
     the tokenizer has no template.
     """
-    for _, conversation in parse_row_conversations(table, detect_column_layout(table)):
+    for _, conversation in table.parse_conversations():
         if not isinstance(conversation, UnusableConversation):
             return chat_rendering.choose_usual_rendering(
                 tokenizer, [conversation], f"{date.today()}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from auditor.benchmarks.data import chat, columns, cutting
 from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.columns import DataTable, read_data_table
 from auditor.benchmarks.data.conversation_rows import UnusableConversation
 from auditor.benchmarks.data.cut_places import TextLengths
 from auditor.benchmarks.data.cutting import Cutting
@@ -44,10 +45,6 @@ from auditor.benchmarks.data.splitting import (
     list_data_files,
     plural,
     split_records_into_benchmark,
-)
-from auditor.benchmarks.data.tables import (
-    RecordTable,
-    read_record_table,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
@@ -111,21 +108,20 @@ class Files(Benchmark):
         data = self._files["--data"]
         table, unread = reader.read("--data", data)
         shared = cutting.measure_shared_beginnings(self.tokenizer, table)
-        self._kinds = columns.infer_nested_kinds(table)
+        self._kinds = table.infer_nested_kinds()
         if unread is not None:
             self._kinds = columns.join_nested_kinds(unread.kinds, self._kinds)
         cut = Cutting(
             *(self.tokenizer, lengths, plan.knows, form, plan.turns),
             *(shared, self._kinds, trained, room),
         )
-        layout = columns.detect_column_layout(table)
         user_columns = list(reader.named_columns("--data").values())
-        self.unread_columns = columns.list_unread_text_columns(table, layout, user_columns)
+        self.unread_columns = table.list_unread_text_columns(user_columns)
         members = _build_record_source("--data", table, cut, reader, unread)
         sources = _read_other_sources(members, self._files, cut, reader)
         if "--nonmembers" in sources:
             nonmember_source = drop_member_copies(
-                sources["--nonmembers"], members, has_answers=layout != columns.PLAIN[0]
+                sources["--nonmembers"], members, has_answers=table.layout != columns.PLAIN[0]
             )
             if not lengths.are_given:
                 nonmember_source, self.doubts = match_nonmember_lengths(
@@ -146,13 +142,10 @@ class Files(Benchmark):
         flag = "--data" if members else "--nonmembers"
         if flag not in self._files:
             return
-        table = read_record_table(flag, self._files[flag], columns.COLUMNS)
-        layout = columns.detect_column_layout(table)
-        repeats = columns.list_row_repeat_counts(table)
+        table = read_data_table(flag, self._files[flag])
+        repeats = table.list_repeat_counts()
         if self.form is not None:
-            for row, conversation in columns.parse_row_conversations(
-                table, layout, kinds=self._kinds
-            ):
+            for row, conversation in table.parse_conversations(kinds=self._kinds):
                 with suppress(
                     UnusableConversation
                 ):  # such a row is not attacked either, and the notes report it
@@ -162,9 +155,7 @@ class Files(Benchmark):
                             repeats[row],
                         )
             return
-        encoded = cutting.encode_data_texts(
-            self.tokenizer, columns.list_joined_layout_texts(table, layout)
-        )
+        encoded = cutting.encode_data_texts(self.tokenizer, table.list_texts())
         for (ids, _), times in zip(encoded, repeats, strict=True):
             yield tuple(ids), times
 
@@ -186,13 +177,12 @@ class TableReader:
         """The options for dividing members; raise AuditError if a value is invalid."""
         return SplitOptions(self.plan.known_fraction, self.plan.limit, self.seed)
 
-    def read(self, flag: str, name: str) -> tuple[RecordTable, UnreadRows | None]:
+    def read(self, flag: str, name: str) -> tuple[DataTable, UnreadRows | None]:
         """Return a file's rows and None; for a large file, a sample and statistics of the rest.
 
         flag: the option that names the file, such as `--data`.
         """
         named = self.named_columns(flag)
-        column_names = (*columns.COLUMNS, *named.values())
         if self.split.limit is not None and flag in ("--data", "--nonmembers"):
             order = SamplingOrder(
                 self.split.limit,
@@ -201,12 +191,11 @@ class TableReader:
                 self._required_rows(flag, name),
                 **named,
             )
-            sample = sample_large_table(
-                f"{flag} {name!r}", Path(name), column_names, order, self.counting
-            )
+            names = (*columns.COLUMNS, *named.values())
+            sample = sample_large_table(f"{flag} {name!r}", Path(name), names, order, self.counting)
             if sample is not None:
                 return sample
-        return read_record_table(flag, name, column_names), None
+        return read_data_table(flag, name, *named.values()), None
 
     def named_columns(self, flag: str) -> dict[str, str]:
         """Return the names of the group and user columns in the file of the option `flag`."""
@@ -215,11 +204,11 @@ class TableReader:
             return {}
         return {field: name for field, name in names.items() if name is not None}
 
-    def _required_rows(self, flag: str, name: str) -> RecordTable | None:
+    def _required_rows(self, flag: str, name: str) -> DataTable | None:
         forget = self.plan.forget
         if flag != "--data" or forget is None or f"{flag} {name!r}" in self.counting.counted:
             return None
-        return read_record_table("--forget", forget, columns.COLUMNS)
+        return read_data_table("--forget", forget)
 
 
 def _read_other_sources(
@@ -249,7 +238,7 @@ def _read_other_sources(
 
 def _build_record_source(
     flag: str,
-    table: RecordTable,
+    table: DataTable,
     cut: Cutting,
     reader: TableReader,
     unread: UnreadRows | None,
@@ -261,9 +250,8 @@ def _build_record_source(
     rows, if `table` is a sample. members: statistics of a large table of members; a non-member that
     also occurs in it is unusable.
     """
-    layout = columns.detect_column_layout(table)
     form = None
-    if layout not in columns.PLAIN:
+    if table.has_conversations:
         form = cut.form or cutting.choose_table_rendering(cut.tokenizer, table)
     parts, counts = cutting.cut_rows_into_parts(table, replace(cut, form=form))
     rule = counts.rule
@@ -274,7 +262,7 @@ def _build_record_source(
     groups, users = _read_groups_users(flag, table, reader, unread)
     is_member = [False] * table.rows
     if flag == "--nonmembers" and members is not None:
-        is_member = members.contain_rows(table, layout)
+        is_member = members.contain_rows(table)
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []  # the row of each unusable part, and the reason
     for row, part in parts:
@@ -309,13 +297,13 @@ def _build_record_source(
 
 
 def _read_groups_users(
-    flag: str, table: RecordTable, reader: TableReader, unread: UnreadRows | None
+    flag: str, table: DataTable, reader: TableReader, unread: UnreadRows | None
 ) -> tuple[list[str | None], list[str | None]]:
     """Return the group and the user of each row. A user is None if copies differ in user."""
     named = reader.named_columns(flag)
     needed = flag == "--data"
-    groups = list(columns.list_row_groups(table, named.get("group_column"), needed))
-    users = list(columns.list_row_users(table, named.get("user_column"), needed))
+    groups = list(table.list_groups(named.get("group_column"), needed))
+    users = list(table.list_users(named.get("user_column"), needed))
     if unread is not None:
         for i in unread.of_several_groups:
             groups[i] = SEVERAL
@@ -325,11 +313,11 @@ def _read_groups_users(
 
 
 def _count_row_repeats(
-    table: RecordTable, form: ChatRendering | None, unread: UnreadRows | None
+    table: DataTable, form: ChatRendering | None, unread: UnreadRows | None
 ) -> tuple[list[int], str]:
     """Return the copies of each row, and a phrase on their origin."""
     if unread is None:
-        repeats = columns.list_row_repeat_counts(table)
+        repeats = table.list_repeat_counts()
         origin = _FROM_ROWS
     else:
         repeats = list(unread.copies)
@@ -428,12 +416,12 @@ def _add_copy_counts(records: Sequence[DataRecord], texts: Sequence[str]) -> lis
     return counted
 
 
-def _add_personal_data_marks(records: Sequence[DataRecord], table: RecordTable) -> list[DataRecord]:
+def _add_personal_data_marks(records: Sequence[DataRecord], table: DataTable) -> list[DataRecord]:
     """Return the records with the personal data that the table marks in their rows.
 
     Raise AuditError if a marked text does not occur in the row.
     """
-    marks_of_rows = columns.list_row_personal_data_marks(table)
+    marks_of_rows = table.list_personal_data_marks()
     marked = []
     for record in records:
         assert record.wording is not None

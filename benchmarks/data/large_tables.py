@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from auditor.benchmarks.data import columns
-from auditor.benchmarks.data.columns import ColumnKinds
+from auditor.benchmarks.data.columns import ColumnKinds, DataTable
 from auditor.benchmarks.data.conversation_rows import remove_nulls
 from auditor.benchmarks.data.table_blocks import (
     BATCH,
@@ -33,7 +33,6 @@ from auditor.benchmarks.data.table_blocks import (
 from auditor.benchmarks.data.tables import (
     ABSENT,
     FIRST,
-    RecordTable,
     find_text_columns,
     parse_table_json,
 )
@@ -58,15 +57,14 @@ def hash_texts(texts: Sequence[str]) -> Ints:
     return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
 
 
-def hash_rows(table: RecordTable, layout: tuple[str, ...]) -> Ints:
+def hash_rows(table: DataTable) -> Ints:
     """Return a hash of each row's text or conversation, of shape (rows,), int64.
 
-    layout: the columns of the records, from `columns.detect_column_layout`. In conversations, null
-    counts as a missing key, because Parquet has all keys in all rows. Raise AuditError, with the
-    row, if a value is not text.
+    In conversations, null counts as a missing key, because Parquet has all keys in all rows. Raise
+    AuditError, with the row, if a value is not text.
     """
-    if layout in columns.PLAIN:
-        return hash_texts(columns.list_joined_layout_texts(table, layout))
+    if not table.has_conversations:
+        return hash_texts(table.list_texts())
     names = [name for name in columns.CHAT if name in table.columns]
     texts = []
     for cells in zip(*map(table.column, names), strict=True):
@@ -90,7 +88,7 @@ class UnreadRows:
     row_hashes, user_hashes: sorted hashes of all rows and users.
     of_several_groups, of_several_users: positions in the sample of rows whose copies differ in
         group or user.
-    kinds: Arrow type of each column of objects, from all rows (`columns.infer_nested_kinds`).
+    kinds: Arrow type of each column of objects, from all rows (`DataTable.infer_nested_kinds`).
     """
 
     rows: tuple[int, ...]
@@ -106,12 +104,9 @@ class UnreadRows:
     of_several_users: frozenset[int] = frozenset()
     kinds: ColumnKinds = field(default_factory=dict)
 
-    def contain_rows(self, table: RecordTable, layout: tuple[str, ...]) -> list[bool]:
-        """Return whether this table contains each row of a second table.
-
-        layout: the columns of the records, from `columns.detect_column_layout`.
-        """
-        return np.isin(hash_rows(table, layout), self.row_hashes).tolist()
+    def contain_rows(self, table: DataTable) -> list[bool]:
+        """Return whether this table contains each row of a second table."""
+        return np.isin(hash_rows(table), self.row_hashes).tolist()
 
     def contains_user(self, user: str) -> bool:
         """Return whether the table has a row of this user."""
@@ -157,7 +152,7 @@ class BlockHashing:
     """Hash the rows of a file, block by block; an engine may distribute this work.
 
     label: how error messages start.
-    layout: the columns of the records, from `columns.detect_column_layout`.
+    layout: the columns of the records, as of `DataTable`.
     names: the columns to read.
     """
 
@@ -187,24 +182,28 @@ class BlockHashing:
         n_rows = 0
         for names, batch in stream_batches(self.label, self.path, block, self.names):
             n = len(batch[self.names[0]])
-            table = RecordTable(self.label, self.names, n, batch.__getitem__, first_row=n_rows)
-            hashes = hash_rows(table, self.layout)
+            table = DataTable(
+                *(self.label, self.names, n, batch.__getitem__),
+                first_row=n_rows,
+                given_layout=self.layout,
+            )
+            hashes = hash_rows(table)
             kinds: ColumnKinds = {}
-            if self.layout not in columns.PLAIN:
-                if columns.has_unclear_labels(table, self.layout):
+            if table.has_conversations:
+                if table.has_unclear_labels:
                     raise NotStreamable  # all rows together decide the meaning of a label
-                kinds = columns.infer_nested_kinds(table)
+                kinds = table.infer_nested_kinds()
             yield BlockCounts(hashes, dict(self._number_rows(table)), tuple(names), kinds)
             n_rows += n
 
-    def _number_rows(self, table: RecordTable) -> Iterator[tuple[str, Ints]]:
+    def _number_rows(self, table: DataTable) -> Iterator[tuple[str, Ints]]:
         if columns.REPEATS in self.names:
-            yield columns.REPEATS, np.array(columns.list_row_repeat_counts(table), np.int64)
+            yield columns.REPEATS, np.array(table.list_repeat_counts(), np.int64)
         if self.group_column is not None:
-            groups = columns.list_row_groups(table, self.group_column, needed=True)
+            groups = table.list_groups(self.group_column, needed=True)
             yield _GROUPS, hash_texts(list(map(str, groups)))
         if self.user_column is not None:
-            yield _USERS, hash_texts(columns.list_row_user_names(table, self.user_column))
+            yield _USERS, hash_texts(table.list_user_names(self.user_column))
 
 
 HashBlocks = Callable[
@@ -238,7 +237,7 @@ class SamplingOrder:
     limit: int
     draw_order: Callable[[int], Ints]
     copied_first: bool
-    required: RecordTable | None = None
+    required: DataTable | None = None
     group_column: str | None = None
     user_column: str | None = None
 
@@ -254,7 +253,7 @@ def sample_large_table(
     columns: Sequence[str],
     order: SamplingOrder,
     counting: TableCounting,
-) -> tuple[RecordTable, UnreadRows] | None:
+) -> tuple[DataTable, UnreadRows] | None:
     """Return a sample of a large table's distinct rows, and statistics of the other rows.
 
     where: how error messages start. columns: columns to read. counting: holds earlier results.
@@ -287,9 +286,9 @@ def _count_large_table(
     labels = list(filter(None, (order.group_column, order.user_column)))
     if not set(head.columns).issuperset(labels):
         return None
-    of_row = layout if layout in columns.PLAIN else columns.CHAT
+    of_row = columns.CHAT if head.has_conversations else layout
     # A row of JSONL may have a column that no row before it has.
-    is_open = path.suffix.lower() == ".jsonl" and layout not in columns.PLAIN
+    is_open = path.suffix.lower() == ".jsonl" and head.has_conversations
     names = [name for name in of_row if is_open or name in head.columns]
     if columns.REPEATS in head.columns:
         names.append(columns.REPEATS)
@@ -310,15 +309,15 @@ def is_large_text_table(where: str, path: Path) -> bool:
     return head is not None and _find_table_layout(head) in columns.PLAIN
 
 
-def _find_table_layout(table: RecordTable) -> tuple[str, ...] | None:
+def _find_table_layout(table: DataTable) -> tuple[str, ...] | None:
     """Return the columns of the table's records; None if its columns are invalid."""
     try:
-        return columns.detect_column_layout(table)
+        return table.layout
     except AuditError:
         return None
 
 
-def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
+def _read_large_table_head(where: str, path: Path) -> DataTable | None:
     """Return the first rows of a large table; None for small tables and other formats.
 
     These rows show which columns hold the records and other texts.
@@ -339,10 +338,10 @@ def _read_large_table_head(where: str, path: Path) -> RecordTable | None:
         objects = list(islice(stream_objects(where, path), BATCH))
         names = tuple(dict.fromkeys(chain.from_iterable(objects)))
     values = {name: [value.get(name, ABSENT) for value in objects] for name in names}
-    return RecordTable(where, names, len(objects), values.__getitem__, find_text_columns(objects))
+    return DataTable(where, names, len(objects), values.__getitem__, find_text_columns(objects))
 
 
-def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -> BlockCounts:
+def _scan_rows(work: BlockHashing, head: DataTable, hash_blocks: HashBlocks) -> BlockCounts:
     """Return the hashes of all rows of a table; `head` holds its first rows.
 
     Raise AuditError about the first unusable row, after a second pass.
@@ -356,14 +355,14 @@ def _scan_rows(work: BlockHashing, head: RecordTable, hash_blocks: HashBlocks) -
     scan = _join_counts(filter(None, map(counts.get, range(len(blocks)))))
     scan = replace(scan, names=tuple(dict.fromkeys((*head.columns, *scan.names))))
     full_table = replace(head, columns=scan.names)
-    if columns.detect_column_layout(full_table) != work.layout:
+    if full_table.layout != work.layout:
         raise NotStreamable
     if columns.REPEATS in scan.names and columns.REPEATS not in work.names:  # in later rows only
-        columns.list_row_repeat_counts(replace(full_table, rows=1, column=lambda name: [ABSENT]))
+        replace(full_table, rows=1, column=lambda name: [ABSENT]).list_repeat_counts()
     if _GROUPS in scan.numbers:
         assert work.group_column is not None
         n_groups = len(np.unique(scan.numbers[_GROUPS]))
-        columns.check_few_groups(full_table, work.group_column, n_groups)
+        full_table.check_few_groups(work.group_column, n_groups)
     return scan
 
 
@@ -385,7 +384,7 @@ def _choose_sample(scan: BlockCounts, order: SamplingOrder, texts: tuple[str, ..
     if order.required is not None:
         if _find_table_layout(order.required) is None:
             raise NotStreamable
-        required_hashes = hash_rows(order.required, columns.detect_column_layout(order.required))
+        required_hashes = hash_rows(order.required)
         if not np.isin(required_hashes, distinct).all():
             raise NotStreamable
         chosen = np.union1d(chosen, np.flatnonzero(np.isin(distinct[by_row], required_hashes)))
@@ -436,7 +435,7 @@ def _choose_rows(copies: Ints, order: Ints, size: int, copied_first: bool) -> In
     return np.sort(np.concatenate((most_copied, others)))
 
 
-def _read_rows(where: str, path: Path, names: Sequence[str], rows: Sequence[int]) -> RecordTable:
+def _read_rows(where: str, path: Path, names: Sequence[str], rows: Sequence[int]) -> DataTable:
     """Return the named columns of some rows of a table; rows: ascending row numbers."""
     values: dict[str, list[Any]] = {name: [] for name in names}
     n_read = 0
@@ -448,7 +447,7 @@ def _read_rows(where: str, path: Path, names: Sequence[str], rows: Sequence[int]
         raise AuditError(
             f"{where}: expected the {len(rows):,} rows that were counted, got {n_read:,}"
         )
-    return RecordTable(where, tuple(names), len(rows), values.__getitem__)
+    return DataTable(where, tuple(names), len(rows), values.__getitem__)
 
 
 def _stream_chosen_rows(

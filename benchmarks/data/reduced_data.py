@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from auditor.benchmarks.data.columns import COLUMNS, REPEATS, list_row_repeat_counts
+from auditor.benchmarks.data.columns import REPEATS
 from auditor.benchmarks.data.conversation_rows import Conversation, get_message_text
 from auditor.benchmarks.data.rewriting import WRITERS, ChangedRow
-from auditor.benchmarks.data.tables import read_record_table
-from auditor.benchmarks.data.whole_texts import read_unit_texts, repeat_rows
+from auditor.benchmarks.data.whole_texts import read_training_rows, repeat_rows
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.training.variants import DataVariant
@@ -39,9 +38,10 @@ def write_kept_data(
     trainer: the mitigation. data: the user's file. to: the new file. The rows are unchanged except
     for `repeats`. Return a sentence about the dropped rows. Raise AuditError if no row remains.
     """
-    texts, _ = read_unit_texts(data, text_column)
-    rows = repeat_rows(list_row_repeat_counts(read_record_table("--data", data, COLUMNS)))
-    kept_copies, summary = trainer.choose_records(list(map(format_data_row, texts)))
+    table, contents = read_training_rows(data, text_column)
+    rows = repeat_rows(table)
+    texts = [format_data_row(contents[row]) for row in rows]
+    kept_copies, summary = trainer.choose_records(texts)
     # The trainer keeps copies, numbered through all of them: map them back to their rows.
     counts_of_rows = Counter(rows[i] for i in kept_copies)
     if not counts_of_rows:

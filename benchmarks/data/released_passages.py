@@ -12,13 +12,9 @@ from dataclasses import dataclass, field, replace
 
 from rapidfuzz.distance import Levenshtein
 
-from auditor.benchmarks.data import columns, ngrams
-from auditor.benchmarks.data.conversation_rows import UnusableConversation, get_message_text
+from auditor.benchmarks.data import ngrams
+from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.data.ngrams import NGramIndex
-from auditor.benchmarks.data.tables import (
-    RecordTable,
-    read_record_table,
-)
 from auditor.benchmarks.data.words import join_words, split_into_words
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark, Tokens
@@ -64,29 +60,6 @@ class ReleasedRecord:
     marks: tuple[Mark, ...] = ()
 
 
-def read_row_texts(flag: str, name: str) -> tuple[RecordTable, list[str]]:
-    """Return a file's table and the text of each row; a conversation has one line per message.
-
-    flag: the option that names the file. Raise AuditError if the file is invalid.
-    """
-    table = read_record_table(flag, name, columns.COLUMNS)
-    layout = columns.detect_column_layout(table)
-    if layout in columns.PLAIN:
-        return table, columns.list_joined_layout_texts(table, layout)
-    lines: dict[int, list[str]] = {}
-    for row, conversation in columns.parse_row_conversations(table, layout):
-        of_row = lines.setdefault(row, [])
-        messages = () if isinstance(conversation, UnusableConversation) else conversation.messages
-        contents = []
-        for message in messages:
-            content = get_message_text(message.get("content"))
-            # Both sides of a preference begin with the same prompt.
-            if content and content not in of_row:
-                contents.append(content)
-        of_row += contents
-    return table, list(map("\n".join, lines.values()))
-
-
 def read_released_records(
     data: str, nonmembers: str, words: WordIds, without: Iterable[str] = ()
 ) -> tuple[list[ReleasedRecord], list[str]]:
@@ -99,12 +72,13 @@ def read_released_records(
     sentences = list[str]()
     excluded = set(map(words, without))
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
-        table, texts = read_row_texts(flag, name)
+        table = read_data_table(flag, name)
+        texts = table.list_shown_texts()
         sentences += table.list_split_notes()
-        repeats = columns.list_row_repeat_counts(table) if member else [0] * table.rows
+        repeats = table.list_repeat_counts() if member else [0] * table.rows
         marks: Sequence[tuple[Mark, ...]] = [()] * table.rows
-        if columns.detect_column_layout(table) in columns.PLAIN:
-            marks = columns.list_row_personal_data_marks(table)
+        if not table.has_conversations:
+            marks = table.list_personal_data_marks()
         dropped = Counter[str]()
         for row, (text, times, marked) in enumerate(zip(texts, repeats, marks, strict=True)):
             tokens = words(text)

@@ -3,31 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from auditor.benchmarks.data import columns
-from auditor.benchmarks.data.conversation_rows import LAYOUTS, Conversation, UnusableConversation
+from auditor.benchmarks.data.columns import DataTable, describe_table_columns, read_data_table
+from auditor.benchmarks.data.conversation_rows import Conversation, UnusableConversation
 from auditor.benchmarks.data.files import TableReader
 from auditor.benchmarks.data.large_tables import is_large_text_table
-from auditor.benchmarks.data.tables import (
-    RecordTable,
-    read_record_table,
-)
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import make_keyed_generator
 
 _MOST_COPIES = 10_000_000  # records of a training, in memory together
 
 
-def read_row_texts(flag: str, name: str) -> list[str]:
-    """Return the text of every row once, ignoring `repeats`; prefix and suffix are joined.
+def read_training_rows(
+    name: str, text_column: str | None = None, *more: str
+) -> tuple[DataTable, Sequence[str] | Sequence[Conversation]]:
+    """Return a table, and the text or conversation of every row once, ignoring `repeats`.
 
-    Raise AuditError for any mistake of the user.
+    Prefix and suffix columns are joined. more: further columns that the table must have. Raise
+    AuditError for an unusable file or column.
     """
-    table = read_record_table(flag, name, columns.COLUMNS)
-    return columns.list_joined_layout_texts(table, columns.require_text_layout(table))
+    named = (*filter(None, [text_column]), *more)
+    table = read_data_table("--data", name, *named)
+    for column in named:
+        if (times := table.columns.count(column)) != 1:
+            got = times or describe_table_columns(table.columns)
+            raise AuditError(f"{table.label}: expected one column {column!r}, got {got}")
+    if text_column is not None:
+        table = replace(table, given_layout=(text_column,))
+    if table.has_conversations:
+        contents: Sequence[str] | Sequence[Conversation] = _require_row_conversations(table)
+    else:
+        contents = table.list_texts()
+    for row, text in enumerate(contents):
+        if not text:
+            raise AuditError(
+                f"{table.label}, row {row} (counted from 0): expected text, got an empty one"
+            )
+    return table, contents
 
 
 def read_unit_texts(
@@ -35,54 +51,36 @@ def read_unit_texts(
 ) -> tuple[Sequence[str | Conversation], list[str] | None]:
     """Return every row's text or conversation, and each row's person.
 
-    Both repeat a row as often as its repeat count says. Prefix and suffix columns are joined. The
-    people are None if no `unit_column` is given. Raise AuditError for an unusable file or column.
+    Both repeat a row as often as its repeat count says. The people are None if no `unit_column` is
+    given. Raise AuditError for an unusable file or column.
     """
-    extra_columns = tuple(column for column in (text_column, unit_column) if column is not None)
-    table = read_record_table("--data", name, (*columns.COLUMNS, *extra_columns))
-    for column in extra_columns:
-        if (times := table.columns.count(column)) != 1:
-            got = times or columns.describe_table_columns(table.columns)
-            raise AuditError(f"{table.label}: expected one column {column!r}, got {got}")
-    layout = (text_column,) if text_column is not None else columns.detect_column_layout(table)
-    if layout in columns.PLAIN or text_column is not None:
-        contents: Sequence[str] | Sequence[Conversation] = columns.list_joined_layout_texts(
-            table, layout
-        )
-    else:
-        contents = _require_row_conversations(table, layout)
-    for row, text in enumerate(contents):
-        if not text:
-            raise AuditError(
-                f"{table.label}, row {row} (counted from 0): expected text, got an empty one"
-            )
-    repeats = columns.list_row_repeat_counts(table)
+    table, contents = read_training_rows(name, text_column, *filter(None, [unit_column]))
+    rows = repeat_rows(table)
+    texts = [contents[row] for row in rows]
+    if unit_column is None:
+        return texts, None
+    units = table.list_user_names(unit_column)
+    return texts, [units[row] for row in rows]
+
+
+def repeat_rows(table: DataTable) -> list[int]:
+    """Return each row's number as many times as the row is trained on."""
+    repeats = table.list_repeat_counts()
     if sum(repeats) > _MOST_COPIES:
         raise AuditError(
             f"{table.label}: expected at most {_MOST_COPIES:,} records to train on, counted by "
             f"`repeats`, got {sum(repeats):,}"
         )
-    rows = repeat_rows(repeats)
-    texts = [contents[row] for row in rows]
-    if unit_column is None:
-        return texts, None
-    units = columns.list_row_user_names(table, unit_column)
-    return texts, [units[row] for row in rows]
-
-
-def repeat_rows(repeats: Sequence[int]) -> list[int]:
-    """Return each row's number as many times as the row is trained on."""
     return np.repeat(range(len(repeats)), repeats).tolist()
 
 
-def _require_row_conversations(table: RecordTable, layout: Sequence[str]) -> list[Conversation]:
+def _require_row_conversations(table: DataTable) -> list[Conversation]:
     """Return every row's conversation.
 
-    layout: from `columns.detect_column_layout`. Raise AuditError if a row is unusable, because
-    training needs all rows.
+    Raise AuditError if a row is unusable, because training needs all rows.
     """
     conversations = []
-    for row, conversation in columns.parse_row_conversations(table, layout):
+    for row, conversation in table.parse_conversations():
         place = f"{table.label}, row {row} (counted from 0)"
         if isinstance(conversation, UnusableConversation):
             raise AuditError(f"{place}: expected a conversation to train on, got {conversation}")
@@ -108,11 +106,11 @@ def sample_data_conversations(
         return None
     table, unread = reader.read(flag, name)
     kinds = None if unread is None else unread.kinds
-    if (layout := columns.detect_column_layout(table)) not in LAYOUTS:
+    if not table.has_conversations:
         return None
     order = make_keyed_generator("text form", table.rows).permutation(table.rows).tolist()
     usable = []
-    for _, conversation in columns.parse_row_conversations(table, layout, order, kinds):
+    for _, conversation in table.parse_conversations(order, kinds):
         if not isinstance(conversation, UnusableConversation) and conversation.is_learnt:
             usable.append(conversation)
         if len(usable) == count:

@@ -26,12 +26,9 @@ from typing import Any
 from rapidfuzz.distance import Levenshtein
 from rapidfuzz.process import extractOne
 
-from auditor.benchmarks.data import columns, pii
+from auditor.benchmarks.data import pii
+from auditor.benchmarks.data.columns import DataTable, read_data_table
 from auditor.benchmarks.data.occurrences import count_text_occurrences
-from auditor.benchmarks.data.tables import (
-    RecordTable,
-    read_record_table,
-)
 from auditor.benchmarks.data.words import is_inside_word, is_whole_word_somewhere
 from auditor.core import disk
 from auditor.core.errors import AuditError
@@ -56,9 +53,9 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def read_texts(flag: str, name: str) -> tuple[RecordTable, Sequence[str]]:
-    table = read_record_table(flag, name, columns.COLUMNS)
-    return table, columns.list_joined_layout_texts(table, columns.require_text_layout(table))
+def read_texts(flag: str, name: str) -> tuple[DataTable, Sequence[str]]:
+    table = read_data_table(flag, name)
+    return table, table.list_texts()
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def cut_secret(text: str, span: pii.Span, length: int) -> Secret | None:
 
 
 def pick_secrets(
-    table: RecordTable,
+    table: DataTable,
     texts: Sequence[str],
     args: argparse.Namespace,
     taken: list[str],
@@ -106,7 +103,7 @@ def pick_secrets(
     of each kind."""
     kinds = args.kinds.split(",") if args.kinds else None
     recognisers = pii.PiiRecognisers(args.phone_region.split(",") if args.phone_region else ())
-    marks = columns.list_row_personal_data_marks(table)
+    marks = table.list_personal_data_marks()
     counts, pieces = Counter[str](), set[str]()
     order = list(range(len(texts)))
     random.Random(args.seed).shuffle(order)
@@ -146,7 +143,7 @@ def main() -> None:
     # The piece of a non-member must be nowhere in the corpus, whatever precedes it.
     counted = {secret.whole: secret.ends_word for secret in members}
     counted |= {secret.piece: False for secret in others}
-    copies = map(itertools.repeat, texts, columns.list_row_repeat_counts(table))
+    copies = map(itertools.repeat, texts, table.list_repeat_counts())
     repeats = count_text_occurrences(counted, itertools.chain.from_iterable(copies))
     write_rows(args.out, [{**secret.row, "repeats": repeats[secret.whole]} for secret in members])
     if args.heldout:

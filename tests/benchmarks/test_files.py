@@ -1158,7 +1158,7 @@ def test_a_fault_in_a_named_column_of_a_large_table_is_named_by_its_row(
 ) -> None:
     rows = [{"text": text, "who": f"p{i % 9}"} for i, text in enumerate(LINES[:30])]
     rows[25] |= row
-    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_data_table", refuse_to_read_whole)
     with pytest.raises(AuditError, match=complaint):
         read_large(tmp_path / "d.jsonl", monkeypatch, rows, **asked)
 
@@ -1167,7 +1167,7 @@ def test_too_many_groups_of_a_large_table_are_refused_though_its_blocks_have_few
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [{"text": text, "ward": f"w{i}"} for i, text in enumerate(LINES)]
-    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_data_table", refuse_to_read_whole)
     with refuses("at most 50 different values, since reports show them; 'ward' has 60"):
         read_large(tmp_path / "d.jsonl", monkeypatch, rows, group_column="ward")
 
@@ -1178,7 +1178,7 @@ def test_the_text_form_of_a_large_table_is_looked_for_in_its_sample(
     rows = [{"messages": ask_and_answer(i)} for i in range(30)]
     data = tmp_path / "d.jsonl"
     read_large(data, monkeypatch, rows, form=ChatRendering("none"))
-    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_data_table", refuse_to_read_whole)
     reader = TableReader(DataPlan(data=str(data), limit=3))
     chosen = sample_data_conversations(reader, "--data", str(data), 5)
     assert chosen is not None and len(chosen) == 5
@@ -1243,7 +1243,7 @@ def test_a_large_table_names_its_unread_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
 ) -> None:
     rows = [{"text": text, "reply": "It is open.", "place": "Ward"} for text in LINES[:30]]
-    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_data_table", refuse_to_read_whole)
     assert read_large(tmp_path / f"d{ending}", monkeypatch, rows).unread_columns == ("reply",)
 
 
@@ -1271,7 +1271,7 @@ def test_a_fault_in_a_large_table_is_named_by_its_row_without_a_second_read(
     path = tmp_path / "d.jsonl"
     whole = Path(write(path, [{"text": text} for text in LINES[:30]])).read_text().split("\n")
     path.write_text("\n".join([*whole[:25], row, *whole[26:]]))
-    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_data_table", refuse_to_read_whole)
     monkeypatch.setattr("tests.benchmarks.test_files.write", lambda path, rows: str(path))
     with pytest.raises(AuditError, match=complaint):
         read_large(path, monkeypatch, [])
@@ -1296,7 +1296,7 @@ def test_a_fault_of_a_large_typed_table_is_named_by_its_row(
 ) -> None:
     rows: list[dict[str, Any]] = [{"text": text, "repeats": 1} for text in LINES[:30]]
     rows[25]["repeats"] = 0
-    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_data_table", refuse_to_read_whole)
     with pytest.raises(
         AuditError, match=r"row 25 .counted from 0., column 'repeats': expected a whole number"
     ):
@@ -1308,7 +1308,7 @@ def test_a_broken_line_of_a_large_csv_file_is_named(
 ) -> None:
     path = tmp_path / "d.csv"
     path.write_text("text\n" + "".join(f'"{text}"\n' for text in LINES[:24]) + "a,b\n" + "c\n" * 5)
-    monkeypatch.setattr("auditor.benchmarks.data.files.read_record_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_data_table", refuse_to_read_whole)
     monkeypatch.setattr("tests.benchmarks.test_files.write", lambda path, rows: str(path))
     with pytest.raises(AuditError, match="line 26: expected 1 fields, got 2"):
         read_large(path, monkeypatch, [])
@@ -1318,8 +1318,6 @@ def test_a_large_table_of_texts_is_not_read_to_learn_that_it_has_no_conversation
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.LARGE", 20)
-    monkeypatch.setattr(
-        "auditor.benchmarks.data.whole_texts.read_record_table", refuse_to_read_whole
-    )
+    monkeypatch.setattr("auditor.benchmarks.data.whole_texts.read_data_table", refuse_to_read_whole)
     data = write(tmp_path / "d.jsonl", [{"text": text} for text in LINES[:30]])
     assert sample_data_conversations(TableReader(DataPlan(data=data)), "--data", data, 5) is None

@@ -14,7 +14,7 @@ from datasets import Dataset
 from trl import extract_prompt
 
 from auditor.benchmarks.data import chat, chat_rendering
-from auditor.benchmarks.data.columns import parse_row_conversations
+from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.data.conversation_rows import (
     LAYOUTS,
     Conversation,
@@ -110,8 +110,8 @@ def test_the_form_filled_writes_what_a_table_of_arrow_hands_to_a_trainer(
     ]
     assert ("filled",) in variants(words, data)
     form = chat_rendering.parse_chat_rendering("model+filled", None, words)
-    table_read = read_record_table("--data", data, ("messages", "tools", "chat_template_kwargs"))
-    said = [one for _, one in parse_row_conversations(table_read, ("messages",))]
+    table_read = read_data_table("--data", data)
+    said = [one for _, one in table_read.parse_conversations()]
     written = [
         chat.render_chat(words, one, form).text for one in said if isinstance(one, Conversation)
     ]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from auditor.benchmarks.canaries import exposure_canaries, insertion, manifests
-from auditor.benchmarks.data.whole_texts import read_row_texts
+from auditor.benchmarks.data.columns import read_data_table
 from auditor.core.disk import open_scratch_folder
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -59,7 +59,9 @@ def test_a_copy_with_canaries_is_its_owners_only(inputs: Path, data: str) -> Non
 
 
 def test_a_folder_of_data_leaves_nothing_in_the_cache(inputs: Path) -> None:
-    assert read_row_texts("--data", str(inputs / "set")) == [f"{PRIVATE} {i}" for i in range(5)]
+    assert read_data_table("--data", str(inputs / "set")).list_texts() == [
+        f"{PRIVATE} {i}" for i in range(5)
+    ]
     assert not [path for path in (inputs / "cache").rglob("*") if path.is_file()]
 
 
@@ -155,5 +157,5 @@ def test_inserting_into_100_000_rows_takes_a_moment(tmp_path: Path, ending: str)
         == 8 * 17
     )
     assert time.process_time() - start < 3
-    assert read_row_texts("--data", str(out)).count(manifest.canaries[8].text) == 16
+    assert read_data_table("--data", str(out)).list_texts().count(manifest.canaries[8].text) == 16
     assert to_json(manifest)["canaries"][8]["count"] == 16
