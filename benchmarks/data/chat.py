@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from auditor.benchmarks.data import chat_rendering
-from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.chat_rendering import ChatRendering, WrittenRow
 from auditor.benchmarks.data.conversation_rows import (
     ASSISTANT,
     MARKED,
@@ -116,7 +116,7 @@ def render_chat(
     assistant. Raise UnusableConversation if the template writes nothing or if no answer is usable.
     Raise AuditError if the template omits the system turn.
     """
-    conversation = chat_rendering.apply_trainer_changes(conversation, form)
+    row = chat_rendering.change_row(tokenizer, conversation, form)
     if form.source is None:
         if turns != ASSISTANT:
             raise AuditError(
@@ -125,10 +125,10 @@ def render_chat(
                 f"distinguished, got the text form {form.name}: --template model takes the model's "
                 "own"
             )
-        return _render_chat_without_template(tokenizer, conversation, form)
-    messages = chat_rendering.build_template_messages(conversation, form)
+        return _render_chat_without_template(row)
+    messages: Sequence[Message] = row.messages
     try:
-        whole_text = chat_rendering.render_messages(tokenizer, conversation, form, messages)
+        text = row.write(messages)
     except UnusableConversation:
         if not any(isinstance(message.get("content"), list | tuple) for message in messages):
             raise
@@ -138,30 +138,26 @@ def render_chat(
                 message = {**message, "content": get_message_text(message["content"])}
             joined.append(message)
         messages = tuple(joined)
-        whole_text = chat_rendering.render_messages(tokenizer, conversation, form, messages)
-    _check_system_turn_written(messages, whole_text)
-
-    def rendered(changed: Sequence[Message], answering: bool = False) -> str:
-        return chat_rendering.render_messages(tokenizer, conversation, form, changed, answering)
-
+        text = row.write(messages)
+    _check_system_turn_written(messages, text)
+    finder = _AnswerFinder(row, text, messages)
     spans: list[Answer | UnusableConversation] = []
     for i, message in enumerate(messages):
         role = normalise_role(message["role"])
         if role == turns or (turns == ALL and role in TURNS):
-            spans += _find_assistant_answer_spans(rendered, whole_text, messages, i)
-    remarks = tuple(_describe_ignored_input(rendered, whole_text, conversation, messages))
-    mask = _mask_template_answers(tokenizer, conversation, form, messages)
-    return _tokenise_rendered_chat(tokenizer, whole_text, spans, mask, remarks, turns)
+            spans += finder.find_answer_spans(i)
+    remarks = tuple(finder.describe_ignored_input())
+    mask = _mask_template_answers(row, messages)
+    return _tokenise_rendered_chat(tokenizer, text, spans, mask, remarks, turns)
 
 
-def _render_chat_without_template(
-    tokenizer: Any, conversation: Conversation, form: ChatRendering
-) -> RenderedChat:
+def _render_chat_without_template(row: WrittenRow) -> RenderedChat:
     """Render the conversation as one text that ends with the end-of-text token, as in TRL."""
-    end = str(getattr(tokenizer, "eos_token", None) or "")
+    conversation = row.conversation
+    end = str(getattr(row.tokenizer, "eos_token", None) or "")
     text = ""
     spans = list[Answer | UnusableConversation]()
-    pieces = chat_rendering.build_plain_pieces(conversation, form, end)
+    pieces = row.list_plain_pieces(end)
     assistant_messages = filter(is_assistant, conversation.messages)
     for number, (piece, answers) in enumerate(pieces):
         start = len(text)
@@ -182,7 +178,7 @@ def _render_chat_without_template(
     for name, is_dropped in dropped.items():
         if is_dropped:
             remarks.append(f"nothing of {name} is written without a template")
-    return _tokenise_rendered_chat(tokenizer, text, spans, None, remarks)
+    return _tokenise_rendered_chat(row.tokenizer, text, spans, None, remarks)
 
 
 def _tokenise_rendered_chat(
@@ -227,103 +223,144 @@ def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:
         )
 
 
-def _describe_ignored_input(
-    rendered: Callable[[Sequence[Message]], str],
-    text: str,
-    conversation: Conversation,
-    messages: Sequence[Message],
-) -> Iterator[str]:
-    """Yield a sentence about each part of the conversation that the template does not write."""
-    kinds = set()
-    for message in messages:
-        for key in message:
-            if key not in ("role", "content", NO_LOSS) and message[key]:
-                kinds.add(key)
-    for key in sorted(kinds):
-        without = []
-        for message in messages:
-            without.append({name: value for name, value in message.items() if name != key})
-        try:
-            if rendered(without) == text:
-                yield (
-                    "the chat template writes nothing of "
-                    f"{key if key.isidentifier() else 'a key of a message'}"
-                )
-        except UnusableConversation:
-            continue  # it needs the key
-    if conversation.tools and not any(get_tool_name(tool) in text for tool in conversation.tools):
-        yield "the chat template writes nothing of tools"
-
-
 # --- places of answers ---
 
 
-def _find_assistant_answer_spans(
-    rendered: Callable[..., str], text: str, messages: Sequence[Message], turn: int
-) -> Iterator[Answer | UnusableConversation]:
-    """Yield the character spans of the assistant's reasoning (if any) and content in this turn.
+@dataclass(frozen=True)
+class _AnswerFinder:
+    """Find the answers in a conversation that a template writes as `text`.
 
-    The conversation is rendered again with a placeholder (`_MARK`) in place of the answer. The
+    The conversation is rendered again with a placeholder (`_MARK`) in place of an answer. The
     answer is then what stands between the same surroundings in the complete rendering. So the
     template may change the answer and earlier turns. It may also end the generation prompt with
     text that the complete rendering lacks, such as the start of a thought in DeepSeek-R1 and
     Qwen3.5.
     """
-    message = messages[turn]
-    role = normalise_role(message["role"])
-    no_loss = message.get(NO_LOSS, "") if role == ASSISTANT else ""
-    parts = [part for part in _list_text_replacers(message) if part[1].strip()]
-    content_end = 0
-    for key, _, put in parts:
-        with_mark = [*messages[:turn], put(_MARK), *messages[turn + 1 :]]
-        bounds = _find_marked_bounds(text, _render_chat_or_none(rendered, with_mark))
-        if bounds is not None:
-            if key == "content":
-                content_end = bounds[1]
-            turn_bounds = _find_answer_turn_bounds(rendered, text, with_mark[: turn + 1], bounds)
-            yield Answer(bounds, turn_bounds, key, role, no_loss)
-        elif key == "content":  # templates leave out thoughts of earlier turns
-            yield UnusableConversation("the chat template does not write an answer as it was given")
-    if message.get(CALLS):
-        call_bounds = _find_tool_call_bounds(rendered, text, messages, turn, content_end)
-        if call_bounds is None:
-            yield UnusableConversation(
-                "tool calls that the chat template does not write as they were given"
-            )
-        else:
-            yield Answer(*call_bounds, CALLS, role, no_loss)
-    elif not parts:
-        yield UnusableConversation("an empty answer")
 
+    row: WrittenRow
+    text: str
+    messages: Sequence[Message]
 
-def _find_tool_call_bounds(
-    rendered: Callable[..., str], chat_text: str, messages: Sequence[Message], turn: int, after: int
-) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Return the character ranges of a turn's tool calls and of the whole turn after its header.
+    def find_answer_spans(self, turn: int) -> Iterator[Answer | UnusableConversation]:
+        """Yield the character spans of the reasoning (if any) and content in this turn."""
+        before, message, after = self._split_messages(turn)
+        role = normalise_role(message["role"])
+        no_loss = message.get(NO_LOSS, "") if role == ASSISTANT else ""
+        parts = [part for part in _list_text_replacers(message) if part[1].strip()]
+        content_end = 0
+        for key, _, put in parts:
+            so_far = [*before, put(_MARK)]
+            bounds = self._find_marked_bounds([*so_far, *after])
+            if bounds is not None:
+                if key == "content":
+                    content_end = bounds[1]
+                yield Answer(bounds, self._find_turn_bounds(so_far, bounds), key, role, no_loss)
+            elif key == "content":  # templates leave out thoughts of earlier turns
+                yield UnusableConversation(
+                    "the chat template does not write an answer as it was given"
+                )
+        if message.get(CALLS):
+            call_bounds = self._find_tool_call_bounds(turn, content_end)
+            if call_bounds is None:
+                yield UnusableConversation(
+                    "tool calls that the chat template does not write as they were given"
+                )
+            else:
+                yield Answer(*call_bounds, CALLS, role, no_loss)
+        elif not parts:
+            yield UnusableConversation("an empty answer")
 
-    A placeholder instead of content and calls locates the calls. If this fails, the calls are
-    assumed to fill the turn after its header. Return None if this fails too.
-    """
-    so_far = messages[: turn + 1]
-    later = messages[turn + 1 :]
-    silent = {key: value for key, value in messages[turn].items() if key != CALLS}
-    thought = THOUGHT.match(get_message_text(silent.get("content")) or "")
-    before_calls = thought[0] if thought else ""
-    text = _render_chat_or_none(rendered, so_far) or ""
-    if _render_chat_or_none(rendered, [*so_far[:-1], silent, *later]) == chat_text:
-        return None
-    with_mark = [*so_far[:-1], {**silent, "content": before_calls + _MARK}, *later]
-    bounds = _find_marked_bounds(chat_text, _render_chat_or_none(rendered, with_mark))
-    if bounds is None and text and chat_text.startswith(text.rstrip()):
-        end = len(text.rstrip())
-        bounds = _find_answer_turn_bounds(rendered, chat_text, so_far, (end, end))[0], end
-    if bounds is None:
-        return None
-    calls = _strip_answer_span_whitespace(chat_text, max(after, bounds[0]), bounds[1])
-    if calls is None:
-        return None
-    start, end = _find_answer_turn_bounds(rendered, chat_text, so_far, calls)
-    return calls, (start, len(text) if text and chat_text.startswith(text) else end)
+    def _split_messages(self, turn: int) -> tuple[Sequence[Message], Message, Sequence[Message]]:
+        return self.messages[:turn], self.messages[turn], self.messages[turn + 1 :]
+
+    def _find_tool_call_bounds(
+        self, turn: int, least: int
+    ) -> tuple[tuple[int, int], tuple[int, int]] | None:
+        """Return the character ranges of a turn's tool calls, and of the turn after its header.
+
+        A placeholder instead of content and calls locates the calls. If this fails, the calls are
+        assumed to fill the turn after its header. Return None if this fails too.
+
+        least: character before which the calls do not begin.
+        """
+        before, message, after = self._split_messages(turn)
+        so_far = [*before, message]
+        silent = {key: value for key, value in message.items() if key != CALLS}
+        thought = THOUGHT.match(get_message_text(silent.get("content")) or "")
+        before_calls = thought[0] if thought else ""
+        text = self.row.write_or_none(so_far) or ""
+        if self.row.write_or_none([*before, silent, *after]) == self.text:
+            return None
+        with_mark = {**silent, "content": before_calls + _MARK}
+        bounds = self._find_marked_bounds([*before, with_mark, *after])
+        if bounds is None and text and self.text.startswith(text.rstrip()):
+            end = len(text.rstrip())
+            bounds = self._find_turn_bounds(so_far, (end, end))[0], end
+        if bounds is None:
+            return None
+        calls = _strip_answer_span_whitespace(self.text, max(least, bounds[0]), bounds[1])
+        if calls is None:
+            return None
+        start, end = self._find_turn_bounds(so_far, calls)
+        return calls, (start, len(text) if text and self.text.startswith(text) else end)
+
+    def _find_marked_bounds(self, with_mark: Sequence[Message]) -> tuple[int, int] | None:
+        """Return the characters that the placeholder replaced, without surrounding white space.
+
+        Return None if the range is unclear.
+        """
+        marked = self.row.write_or_none(with_mark)
+        text = self.text
+        if marked is None or _MARK in text or marked.count(_MARK) != 1:
+            return None
+        before, after = marked.split(_MARK)
+        if not (text.startswith(before) and text.endswith(after)) or len(before) + len(after) > len(
+            text
+        ):
+            return None
+        return _strip_answer_span_whitespace(text, len(before), len(text) - len(after))
+
+    def _find_turn_bounds(
+        self, so_far: Sequence[Message], bounds: tuple[int, int]
+    ) -> tuple[int, int]:
+        """Return the characters at which the answer's turn starts, after its header, and ends.
+
+        The header ends where the text first differs from the earlier conversation with a generation
+        prompt.
+
+        The turn's end mark is found by rendering the conversation only up to this turn: there, it
+        is all text after the placeholder. The turn ends after this mark if the mark follows the
+        answer in the text, and otherwise with the answer.
+        """
+        start, end = bounds
+        with_prompt = self.row.write_or_none(so_far[:-1], True)
+        without = self.row.write_or_none(so_far[:-1])
+        if with_prompt is not None and without is not None and with_prompt.startswith(without):
+            shared = count_common_beginning(with_prompt, self.text)
+            if len(without) <= shared <= start:
+                start = shared
+        ending = (self.row.write_or_none(so_far) or "").partition(_MARK)[2]
+        return start, end + (len(ending) if self.text.startswith(ending, end) else 0)
+
+    def describe_ignored_input(self) -> Iterator[str]:
+        """Yield a sentence about each part of the conversation that the template does not write."""
+        kinds = set()
+        for message in self.messages:
+            for key in message:
+                if key not in ("role", "content", NO_LOSS) and message[key]:
+                    kinds.add(key)
+        for key in sorted(kinds):
+            without = []
+            for message in self.messages:
+                without.append({name: value for name, value in message.items() if name != key})
+            if self.row.write_or_none(without) == self.text:
+                yield (
+                    "the chat template writes nothing of "
+                    f"{key if key.isidentifier() else 'a key of a message'}"
+                )
+        tools = self.row.conversation.tools
+        if tools and not any(get_tool_name(tool) in self.text for tool in tools):
+            yield "the chat template writes nothing of tools"
 
 
 def _list_text_replacers(
@@ -356,21 +393,6 @@ def _list_text_replacers(
     yield "content", answer, lambda new: says(before + inside + closing + new)
 
 
-def _find_marked_bounds(text: str, marked: str | None) -> tuple[int, int] | None:
-    """Return the character range that the placeholder replaced, without surrounding white space.
-
-    Return None if the range is unclear.
-    """
-    if marked is None or _MARK in text or marked.count(_MARK) != 1:
-        return None
-    before, after = marked.split(_MARK)
-    if not (text.startswith(before) and text.endswith(after)) or len(before) + len(after) > len(
-        text
-    ):
-        return None
-    return _strip_answer_span_whitespace(text, len(before), len(text) - len(after))
-
-
 def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int, int] | None:
     inside = text[start:end]
     start += len(inside) - len(inside.lstrip())
@@ -379,57 +401,22 @@ def _strip_answer_span_whitespace(text: str, start: int, end: int) -> tuple[int,
     return None
 
 
-def _find_answer_turn_bounds(
-    rendered: Callable[..., str], text: str, so_far: Sequence[Message], bounds: tuple[int, int]
-) -> tuple[int, int]:
-    """Return the characters at which the answer's turn starts, after its header, and ends.
-
-    The header ends where the text first differs from the earlier conversation with a generation
-    prompt.
-
-    The turn's end mark is found by rendering the conversation only up to this turn: there, it is
-    all text after the placeholder. The turn ends after this mark if the mark follows the answer in
-    `text`, and otherwise with the answer.
-    """
-    start, end = bounds
-    with_prompt = _render_chat_or_none(rendered, so_far[:-1], True)
-    without = _render_chat_or_none(rendered, so_far[:-1])
-    if with_prompt is not None and without is not None and with_prompt.startswith(without):
-        shared = count_common_beginning(with_prompt, text)
-        if len(without) <= shared <= start:
-            start = shared
-    ending = (_render_chat_or_none(rendered, so_far) or "").partition(_MARK)[2]
-    return start, end + (len(ending) if text.startswith(ending, end) else 0)
-
-
-def _render_chat_or_none(
-    rendered: Callable[..., str], messages: Sequence[Message], answering: bool = False
-) -> str | None:
-    try:
-        if messages:
-            return str(rendered(messages, answering))
-        return None
-    except UnusableConversation:
-        return None
-
-
-def _mask_template_answers(
-    tokenizer: Any, conversation: Conversation, form: ChatRendering, messages: Sequence[Message]
-) -> tuple[bool, ...] | None:
+def _mask_template_answers(row: WrittenRow, messages: Sequence[Message]) -> tuple[bool, ...] | None:
     """Return whether each token is in the template's `{% generation %}` blocks; None without them.
 
     With TRL's assistant_only_loss, these tokens count toward the loss.
     """
     # Without such blocks transformers only warns and returns a mask of zeros, as if nothing were
     # learnt.
-    if not re.search(r"\{%-?\s*generation\s*-?%\}", str(form.source)):
+    if not re.search(r"\{%-?\s*generation\s*-?%\}", str(row.form.source)):
         return None
-    arguments = chat_rendering.build_template_arguments(tokenizer, conversation, form)
     # It tokenises without special tokens, like `_tokenise_rendered_chat`: the mask is of the same
     # tokens.
-    unmarked = chat_rendering.remove_loss_marks(messages)
-    encoded = tokenizer.apply_chat_template(
-        unmarked, return_dict=True, return_assistant_tokens_mask=True, **arguments
+    encoded = row.tokenizer.apply_chat_template(
+        chat_rendering.remove_loss_marks(messages),
+        return_dict=True,
+        return_assistant_tokens_mask=True,
+        **row.arguments,
     )
     return tuple(map(bool, encoded["assistant_masks"]))
 

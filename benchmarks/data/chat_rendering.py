@@ -11,8 +11,10 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -289,24 +291,14 @@ def _is_text_changed(
     tokenizer: Any, usual: ChatRendering, variant: str, rows: Sequence[Conversation]
 ) -> bool:
     """Return whether a variant changes the text of any of these rows."""
-    form = replace(usual, variants=(variant,))
     for conversation in rows:
-        changed = apply_trainer_changes(conversation, form)
-        if changed == conversation:
-            continue
-        text = _written_or_none(tokenizer, conversation, usual)
-        if _written_or_none(tokenizer, changed, form) != text:
+        row = WrittenRow(tokenizer, conversation, usual)
+        changed = change_row(tokenizer, conversation, replace(usual, variants=(variant,)))
+        if changed.conversation != conversation and changed.write_or_none(
+            changed.messages
+        ) != row.write_or_none(row.messages):
             return True
     return False
-
-
-def _written_or_none(tokenizer: Any, conversation: Conversation, form: ChatRendering) -> str | None:
-    try:
-        return render_messages(
-            tokenizer, conversation, form, build_template_messages(conversation, form)
-        )
-    except UnusableConversation:
-        return None
 
 
 def _has_reasoning(message: Message) -> bool:
@@ -320,7 +312,7 @@ def _has_reasoning(message: Message) -> bool:
 # --- texts of the forms ---
 
 
-def apply_trainer_changes(conversation: Conversation, form: ChatRendering) -> Conversation:
+def change_row(tokenizer: Any, conversation: Conversation, form: ChatRendering) -> WrittenRow:
     """Change a conversation as this rendering's trainers do before they call the template.
 
     For example, some trainers decode tool arguments or drop keys without a value.
@@ -340,48 +332,155 @@ def apply_trainer_changes(conversation: Conversation, form: ChatRendering) -> Co
         )
     if NO_EMPTY_TOOLS in variants and not conversation.tools:
         conversation = replace(conversation, tools=None)
-    return conversation
+    return WrittenRow(tokenizer, conversation, form)
 
 
-def build_template_messages(
-    conversation: Conversation, form: ChatRendering
-) -> tuple[dict[str, Any], ...]:
-    """Return the messages for the template, changed by the variants of the rendering.
+@dataclass(frozen=True)
+class WrittenRow:
+    """Write a conversation, changed by `change_row`, as text of a rendering."""
 
-    conversation: a result of `apply_trainer_changes`.
-    """
-    usual = GIVEN_ROLES not in form.variants
-    messages = []
-    for message in conversation.messages:
-        messages.append(dict(add_tool_calls(message) if usual else message))
-    if LINE in form.variants and conversation.kind == INSTRUCTION:
-        # An instruction's turns end with its question and the answer (`parse_conversation`).
-        messages[-2]["content"] = "\n".join(filter(None, conversation.plain[:2]))
-    for message in messages:
-        if usual:
-            message["role"] = normalise_role(message["role"])
-        if NO_REASONING in form.variants and _has_reasoning(message):
-            for key in REASONING:
-                message.pop(key, None)
-            message["content"] = THOUGHT.sub("", get_message_text(message.get("content")) or "")
-    return tuple(messages)
+    tokenizer: Any
+    conversation: Conversation
+    form: ChatRendering
 
+    @cached_property
+    def messages(self) -> tuple[dict[str, Any], ...]:
+        """The messages for the template, changed by the variants of the rendering."""
+        variants = self.form.variants
+        usual = GIVEN_ROLES not in variants
+        messages = []
+        for message in self.conversation.messages:
+            messages.append(dict(add_tool_calls(message) if usual else message))
+        if LINE in variants and self.conversation.kind == INSTRUCTION:
+            # An instruction's turns end with its question and the answer (`parse_conversation`).
+            messages[-2]["content"] = "\n".join(filter(None, self.conversation.plain[:2]))
+        for message in messages:
+            if usual:
+                message["role"] = normalise_role(message["role"])
+            if NO_REASONING in variants and _has_reasoning(message):
+                for key in REASONING:
+                    message.pop(key, None)
+                message["content"] = THOUGHT.sub("", get_message_text(message.get("content")) or "")
+        return tuple(messages)
 
-def build_template_arguments(
-    tokenizer: Any, conversation: Conversation, form: ChatRendering
-) -> dict[str, Any]:
-    """Return the arguments of `apply_chat_template` except the messages."""
-    source = str(form.source)
-    if form.base == MODEL and not isinstance(
-        tokenizer.chat_template, str
-    ):  # several by name: the tools decide
-        source = tokenizer.get_chat_template(None, conversation.tools)
-    arguments: dict[str, Any] = {"chat_template": fix_template_date(source, form.day)}
-    if conversation.tools is not None:
-        arguments["tools"] = conversation.tools
-    if NO_THINKING in form.variants:
-        arguments["enable_thinking"] = False
-    return arguments | dict(conversation.options)  # options of the row override others
+    @cached_property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `apply_chat_template` except the messages."""
+        tools = self.conversation.tools
+        source = str(self.form.source)
+        if self.form.base == MODEL and not isinstance(
+            self.tokenizer.chat_template, str
+        ):  # several by name: the tools decide
+            source = self.tokenizer.get_chat_template(None, tools)
+        arguments: dict[str, Any] = {"chat_template": fix_template_date(source, self.form.day)}
+        if tools is not None:
+            arguments["tools"] = tools
+        if NO_THINKING in self.form.variants:
+            arguments["enable_thinking"] = False
+        # Options of the row override others.
+        return arguments | dict(self.conversation.options)
+
+    def write(self, messages: Sequence[Message], answering: bool = False) -> str:
+        """Return the text that the template makes of the messages.
+
+        answering: whether to end with the generation prompt. Raise UnusableConversation if the
+        template rejects the messages.
+        """
+        arguments = self.arguments
+        try:
+            text = self.tokenizer.apply_chat_template(
+                remove_loss_marks(messages),
+                tokenize=False,
+                add_generation_prompt=answering,
+                **arguments,
+            )
+        except (
+            TemplateError,
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            ArithmeticError,
+        ) as error:
+            raise UnusableConversation(
+                f"the chat template refuses it ({_format_template_error(error, messages)}): give "
+                "the template of the training (--template FILE)"
+            ) from None
+        return str(text)
+
+    def write_or_none(self, messages: Sequence[Message], answering: bool = False) -> str | None:
+        """Return the text; None without messages, or if the template rejects the messages."""
+        with suppress(UnusableConversation):
+            if messages:
+                return self.write(messages, answering)
+        return None
+
+    def list_plain_pieces(self, end: str) -> list[Piece]:
+        """Return the text of a row without a template, as a list of (text, is an answer).
+
+        end: the end-of-text token. Raise UnusableConversation if a turn has no text.
+        """
+        row = self.conversation
+        line = "\n" if LINE in self.form.variants else ""
+        if self.form.base == ALPACA:
+            return self._list_alpaca_pieces(line, end)
+        if row.kind == MESSAGES:  # turn by turn, a line each
+            pieces: list[Piece] = []
+            for message in row.messages:
+                content = get_message_text(message.get("content"))
+                if content is None:
+                    raise UnusableConversation(
+                        "a turn that is not text, and no template to write it"
+                    )
+                pieces += [("\n", False), (content, is_assistant(message))]
+            return pieces[1:]
+        questions = list(filter(None, row.plain[:-1]))
+        answer = (row.plain[-1], True)
+        if row.kind == INSTRUCTION:
+            before = self._list_history_pieces("", "\n", "\n")
+            return [*before, ("\n".join(questions) + "\n", False), answer]
+        return [("".join(questions) + line, False), answer]
+
+    def _list_history_pieces(self, before: str, between: str, after: str) -> list[Piece]:
+        """Return the questions and answers before an instruction, with text around each of them."""
+        # The last two turns are the instruction and its answer (`parse_conversation`).
+        contents = []
+        for message in self.conversation.messages[self.conversation.system_column : -2]:
+            contents.append(str(message["content"]))
+        pieces: list[Piece] = []
+        for question, answer in zip(contents[::2], contents[1::2], strict=True):
+            pieces += [(before + question + between, False), (answer, True), (after, False)]
+        return pieces
+
+    def _list_alpaca_pieces(self, line: str, end: str) -> list[Piece]:
+        """Return the text as in Alpaca's training, as a list of (text, is an answer).
+
+        Variants: `bare` omits the opening; `input` keeps the input's heading even if the input is
+        empty; `line` begins the answer on a new line, as in axolotl. A history comes first, as in
+        LLaMA-Factory's `alpaca`.
+        """
+        if self.conversation.kind != INSTRUCTION:
+            raise AuditError(
+                "expected instruction and output for --template alpaca, got other columns"
+            )
+        instruction, input_text, output = self.conversation.plain
+        opening = _OPENING
+        heading = "### Instruction:\n"
+        text = f"{heading}{instruction}\n\n"
+        if input_text or INPUT in self.form.variants:
+            opening += _FURTHER
+            text += f"### Input:\n{input_text}\n\n"
+        opening += _REQUEST
+        if BARE in self.form.variants:
+            opening = ""
+        answering = f"### Response:{line}"
+        pieces: list[Piece] = [
+            *self._list_history_pieces(heading, f"\n\n{answering}", f"{end}\n\n"),
+            (text + answering, False),
+            (output, True),
+        ]
+        first_text, is_learnt = pieces[0]
+        return [(opening + first_text, is_learnt), *pieces[1:]]
 
 
 def fix_template_date(source: str, day: str | None) -> str:
@@ -402,39 +501,6 @@ def fix_template_date(source: str, day: str | None) -> str:
     return fixed
 
 
-def render_messages(
-    tokenizer: Any,
-    conversation: Conversation,
-    form: ChatRendering,
-    messages: Sequence[Message],
-    answering: bool = False,
-) -> str:
-    """Return the text that the template makes of the messages.
-
-    answering: whether to end with the generation prompt. Raise UnusableConversation if the template
-    rejects the messages.
-    """
-    arguments = build_template_arguments(tokenizer, conversation, form)
-    unmarked = remove_loss_marks(messages)
-    try:
-        text = tokenizer.apply_chat_template(
-            unmarked, tokenize=False, add_generation_prompt=answering, **arguments
-        )
-    except (
-        TemplateError,
-        LookupError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        ArithmeticError,
-    ) as error:
-        raise UnusableConversation(
-            f"the chat template refuses it ({_format_template_error(error, messages)}): give the "
-            "template of the training (--template FILE)"
-        ) from None
-    return str(text)
-
-
 def remove_loss_marks(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the messages without the keys that mark the loss, which templates do not receive."""
     unmarked = []
@@ -453,74 +519,3 @@ def _format_template_error(error: Exception, messages: Sequence[Message]) -> str
         if text and text in words:
             words = ""
     return words or type(error).__name__
-
-
-def build_plain_pieces(conversation: Conversation, form: ChatRendering, end: str) -> list[Piece]:
-    """Return the text of a row without a template, as a list of (text, is an answer).
-
-    end: the end-of-text token. Raise UnusableConversation if a turn has no text.
-    """
-    if form.base == ALPACA:
-        return _list_alpaca_prompt_pieces(conversation, form, end)
-    if conversation.kind == MESSAGES:  # turn by turn, a line each
-        pieces: list[Piece] = []
-        for message in conversation.messages:
-            content = get_message_text(message.get("content"))
-            if content is None:
-                raise UnusableConversation("a turn that is not text, and no template to write it")
-            pieces += [("\n", False), (content, is_assistant(message))]
-        return pieces[1:]
-    questions = list(filter(None, conversation.plain[:-1]))
-    if conversation.kind == INSTRUCTION:
-        return [
-            *_list_history_pieces(conversation, "", "\n", "\n"),
-            ("\n".join(questions) + "\n", False),
-            (conversation.plain[-1], True),
-        ]
-    return [
-        ("".join(questions) + ("\n" if LINE in form.variants else ""), False),
-        (conversation.plain[-1], True),
-    ]
-
-
-def _list_history_pieces(
-    conversation: Conversation, before: str, between: str, after: str
-) -> list[Piece]:
-    """Return the questions and answers before an instruction, with text around each of them."""
-    # The last two turns are the instruction and its answer (`parse_conversation`).
-    contents = []
-    for message in conversation.messages[conversation.system_column : -2]:
-        contents.append(str(message["content"]))
-    pieces: list[Piece] = []
-    for question, answer in zip(contents[::2], contents[1::2], strict=True):
-        pieces += [(before + question + between, False), (answer, True), (after, False)]
-    return pieces
-
-
-def _list_alpaca_prompt_pieces(
-    conversation: Conversation, form: ChatRendering, end: str
-) -> list[Piece]:
-    """Return the text as in Alpaca's training, as a list of (text, is an answer).
-
-    Variants: `bare` omits the opening; `input` keeps the input's heading even if the input is
-    empty; `line` begins the answer on a new line, as in axolotl. A history comes first, as in
-    LLaMA-Factory's `alpaca`.
-    """
-    if conversation.kind != INSTRUCTION:
-        raise AuditError("expected instruction and output for --template alpaca, got other columns")
-    instruction, input_text, output = conversation.plain
-    with_input = bool(input_text) or INPUT in form.variants
-    if BARE in form.variants:
-        opening = ""
-    else:
-        opening = _OPENING + (_FURTHER if with_input else "") + _REQUEST
-    answering = "### Response:" + ("\n" if LINE in form.variants else "")
-    heading = "### Instruction:\n"
-    text = f"{heading}{instruction}\n\n" + (f"### Input:\n{input_text}\n\n" if with_input else "")
-    pieces: list[Piece] = [
-        *_list_history_pieces(conversation, heading, f"\n\n{answering}", f"{end}\n\n"),
-        (text + answering, False),
-        (output, True),
-    ]
-    first_text, is_learnt = pieces[0]
-    return [(opening + first_text, is_learnt), *pieces[1:]]

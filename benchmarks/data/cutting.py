@@ -469,16 +469,13 @@ def _system_turn_only_prompt(
 
     Raise UnusableConversation if there is no system turn.
     """
-    conversation = chat_rendering.apply_trainer_changes(conversation, form)
-    messages = chat_rendering.build_template_messages(conversation, form)
-    role = normalise_role(messages[0]["role"])
-    if role != SYSTEM or (form.source is None and conversation.plain):
+    row = chat_rendering.change_row(tokenizer, conversation, form)
+    first = row.messages[0]
+    if normalise_role(first["role"]) != SYSTEM or (form.source is None and conversation.plain):
         raise UnusableConversation("no system turn to know")
     if form.source is None:
-        return f"{get_message_text(messages[0].get('content'))}\n"
-    return chat_rendering.render_messages(
-        tokenizer, conversation, form, messages[:1], answering=True
-    )
+        return f"{get_message_text(first.get('content'))}\n"
+    return row.write([first], answering=True)
 
 
 def choose_table_rendering(tokenizer: Any, table: DataTable) -> ChatRendering:
