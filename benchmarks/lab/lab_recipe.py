@@ -184,7 +184,7 @@ class LabRecipe(BaseLabRecipe):
     hidden: int = 128
     heads: int = 4
     # gain of the last norm, fixed in the training on public text: see
-    # `LabTraining.train_public_model`
+    # `Lab.train_public_model`
     norm_gain: float = 4.0
     public_records: int = 1600
     public_epochs: int = 3

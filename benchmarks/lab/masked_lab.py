@@ -21,9 +21,8 @@ from tokenizers.processors import TemplateProcessing
 from torch import Tensor
 from transformers import ModernBertConfig, ModernBertForMaskedLM, PreTrainedTokenizerFast
 
-from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab import END, Lab
 from auditor.benchmarks.lab.lab_recipe import require_small_lab_recipe
-from auditor.benchmarks.lab.lab_training import END
 from auditor.models.masked import HuggingFaceMaskedModel
 
 MASK = "<mask>"

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, ClassVar
 from transformers import PreTrainedTokenizerFast
 
 from auditor.benchmarks.lab import smollm2
-from auditor.benchmarks.lab.lab import PRIVATE_DEFAULTS, Lab
+from auditor.benchmarks.lab.lab import PRIVATE_DEFAULTS, PUBLIC, Lab
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
 from auditor.benchmarks.lab.lab_texts import LabTexts, draw_fake_date, make_private_lab_texts
-from auditor.benchmarks.lab.lab_training import PUBLIC
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:

@@ -18,10 +18,9 @@ from faker import Faker
 
 from auditor.benchmarks.lab import lab as module
 from auditor.benchmarks.lab import lab_folders, lab_texts
-from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab import END, Lab
 from auditor.benchmarks.lab.lab_recipe import CUT, LabRecipe
 from auditor.benchmarks.lab.lab_texts import make_lab_texts
-from auditor.benchmarks.lab.lab_training import END, LabTraining
 from auditor.benchmarks.lab.masked_lab import MaskedLab, MaskedLabRecipe
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -159,7 +158,7 @@ def test_half_of_each_count_is_to_be_forgotten_and_kept_from_who_never_saw_it(
     assert [record.text for record in job.records] == built.texts.private_text_copies()
     trained: list[list[str]] = []
     monkeypatch.setattr(
-        LabTraining, "train_target_model", lambda self, path, texts: trained.append(list(texts))
+        Lab, "train_target_model", lambda self, path, texts: trained.append(list(texts))
     )
     built.train_without_forgotten(tmp_path)
     assert Counter(trained[0]) == Counter(
@@ -313,16 +312,14 @@ def test_training_changes_what_it_should(built: Lab) -> None:
 def test_parts_are_built_when_needed_and_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, real = list[str](), LabTraining._train_adapters
+    asked, real = list[str](), Lab._train_adapters
 
-    def adapters(self: LabTraining, what: str, *rest: Any) -> None:
+    def adapters(self: Lab, what: str, *rest: Any) -> None:
         asked.append(what)
         real(self, what, *rest)
 
-    monkeypatch.setattr(
-        LabTraining, "fit", lambda self, model, texts, what, **_: asked.append(what)
-    )
-    monkeypatch.setattr(LabTraining, "_train_adapters", adapters)
+    monkeypatch.setattr(Lab, "fit", lambda self, model, texts, what, **_: asked.append(what))
+    monkeypatch.setattr(Lab, "_train_adapters", adapters)
     lab = Lab(TINY, cache=tmp_path)
     assert finished(lab.folder) == ["tokenizer"] and asked == []
     lab.ensemble_folder()
@@ -361,9 +358,7 @@ def test_a_build_that_dies_leaves_nothing_that_looks_finished(
         "target": "train_target_model",
         ENSEMBLE: "train_ensemble_members",
     }
-    owner, name = (
-        (module, "train_lab_tokenizer") if part == "tokenizer" else (LabTraining, trained[part])
-    )
+    owner, name = (module, "train_lab_tokenizer") if part == "tokenizer" else (Lab, trained[part])
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(owner, name, dies(getattr(owner, name)))
         build_all(Lab(TINY, cache=tmp_path))
