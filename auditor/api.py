@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
     from auditor.core.plan import Plan
     from auditor.models.base import LanguageModel
-    from auditor.runs.python_objects import Objects
     from auditor.runs.reporter import Reporter
+    from auditor.runs.selection import Objects
     from auditor.runs.site import Site
 
 # pandas' nullable types (capitalised), because a number may be missing
@@ -224,7 +224,7 @@ def open_prepared_audit(
     """
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
-    from auditor.runs.python_objects import list_unregistered_plugins, name_class
+    from auditor.runs.selection import list_unregistered_plugins, name_class
 
     models = {"model": model, "public": public, "reference": reference}
     plan["data"] = data
@@ -405,7 +405,7 @@ def _split_plugin_arguments(
 
     An instance sets all its own options. Raise AuditError if an object is not a plug-in.
     """
-    from auditor.runs.python_objects import KINDS
+    from auditor.runs.selection import KINDS
 
     if isinstance(plugins, str) or not isinstance(plugins, Sequence):
         raise AuditError(f"expected a list of {kind}s, by name or as instances, got {plugins!r}")

@@ -119,7 +119,7 @@ def _check_own_model(
         limit: time limit; None to query all records.
     """
     from auditor.records.remarks import CommandRemarks
-    from auditor.runs import cost, estimate, quick_check
+    from auditor.runs import estimate, quick_check
     from auditor.runs.sweep_cache import SweepCache
 
     shared = SweepCache()
@@ -130,7 +130,7 @@ def _check_own_model(
             plan = quick_check.build_slow_plan(plan)
             started = console.seconds_since_start()
             estimated = estimate.estimate_run_cost(plan, reporter, shared=shared, starting=started)
-            console.print_table(cost.run_cost_estimate_table(estimated))
+            console.print_table(estimate.run_cost_estimate_table(estimated))
         else:
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
             arguments = [model]

@@ -56,7 +56,7 @@ def reproduce(
         audit reproduce ethicist --limit 50
         audit reproduce frontier --lab smollm2
     """
-    from auditor.runs import plan_grid
+    from auditor.runs.plan import expand_plan_grid, parse_seed_ranges
     from auditor.studies import papers
 
     if show or paper is None:
@@ -64,7 +64,7 @@ def reproduce(
             typer.echo(_format_paper_plans(papers.load_paper(name)))
         return
     values = options.collect_plan_values(flags) | (
-        {} if seeds is None else {"seeds": plan_grid.parse_seed_ranges(seeds)}
+        {} if seeds is None else {"seeds": parse_seed_ranges(seeds)}
     )
     chosen = papers.load_paper(paper)
     lab = values.pop("lab", None)
@@ -77,7 +77,7 @@ def reproduce(
         lone = papers.UTILITY in raw or papers.PUBLISHED in raw
         requested = [raw]
         if not lone:
-            requested = list(map(attrgetter("plan"), plan_grid.expand_plan_grid(raw)))
+            requested = list(map(attrgetter("plan"), expand_plan_grid(raw)))
         for requested_plan in requested:
             options.refuse_unnamed_risks(requested_plan, allowed, f"{paper}/{name}")
     small = Path("runs") / f"reproduce-{chosen.name}-{LAB}"

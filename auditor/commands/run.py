@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from auditor.records.folder import RunFolder
     from auditor.records.remarks import CommandRemarks
     from auditor.runs.asking import TimeLimit
-    from auditor.runs.plan_grid import GridPoint
+    from auditor.runs.plan import GridPoint
     from auditor.runs.sweep_cache import SweepCache
 
     HeldTo = tuple[Policy | None, RunOutcomes | None]
@@ -186,13 +186,13 @@ def _refuse_flags_beside_estimate_flag(
 
 
 def _print_cost_estimate(plan: Plan) -> None:
-    from auditor.runs import cost, estimate
+    from auditor.runs import estimate
 
     with console.open_progress_terminal() as reporter:
         cost_estimate = estimate.estimate_run_cost(
             plan, reporter, starting=console.seconds_since_start()
         )
-    console.print_table(cost.run_cost_estimate_table(cost_estimate))
+    console.print_table(estimate.run_cost_estimate_table(cost_estimate))
 
 
 def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:
@@ -200,11 +200,11 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
 
     Return the points of a grid if there are several runs.
     """
-    from auditor.runs import plan, plan_grid
+    from auditor.runs import plan
 
     base = {}
     if grid_flags.config:
-        base = plan.read_plan_file(grid_flags.config, plan_grid.GRID)
+        base = plan.read_plan_file(grid_flags.config, plan.GRID)
     if grid_flags.seeds is not None or "seed" in flags:
         # The flags win: a grid over the seeds of the file would override --seed.
         base.pop("seeds", None)
@@ -215,12 +215,12 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
 
         base.setdefault("sweep", {})["model"] = checkpoints.find_checkpoints(grid_flags.checkpoints)
     if grid_flags.sweep:
-        base.setdefault("sweep", {}).update(plan_grid.parse_sweep_flags(grid_flags.sweep))
+        base.setdefault("sweep", {}).update(plan.parse_sweep_flags(grid_flags.sweep))
     if grid_flags.seeds is not None:
-        base["seeds"] = plan_grid.parse_seed_ranges(grid_flags.seeds)
+        base["seeds"] = plan.parse_seed_ranges(grid_flags.seeds)
     values = options.collect_plan_values(flags, base)
-    if plan_grid.is_plan_grid(base):
-        return plan_grid.expand_plan_grid(plan.merge_plan_values(base, values))
+    if plan.is_plan_grid(base):
+        return plan.expand_plan_grid(plan.merge_plan_values(base, values))
     return plan.make_plan(base, {**values, "command": console.get_command_line()})
 
 

@@ -47,10 +47,15 @@ from auditor.runs.cell_work import WorkerTargets, fingerprint_inputs
 from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.chain_steps import CauseChains
 from auditor.runs.per_secret_results import PerSecretCollector, add_strongest_membership
-from auditor.runs.python_objects import NO_OBJECTS, Objects, format_python_objects
 from auditor.runs.reporter import StageClock
 from auditor.runs.scoring import measure_nonmember_recall, measure_repeat_recall
-from auditor.runs.selection import PluginSelection, select_plugins
+from auditor.runs.selection import (
+    NO_OBJECTS,
+    Objects,
+    PluginSelection,
+    format_python_objects,
+    select_plugins,
+)
 from auditor.runs.site import Site
 from auditor.runs.stopping import StoppingRule
 from auditor.runs.target import Target

@@ -41,10 +41,16 @@ from auditor.privacy import gradient_canaries, promises
 from auditor.records.aliases import alias_secrets, load_alias_salt
 from auditor.records.folder import RunFolder
 from auditor.runs import text_form
-from auditor.runs.loader import SiteModels, require_same_vocabulary, resolve_attacked_provider
+from auditor.runs.loader import (
+    LABS,
+    SiteModels,
+    choose_lab_defaults,
+    parse_reference_model_count,
+    require_same_vocabulary,
+    resolve_attacked_provider,
+)
 from auditor.runs.own_data import load_own_benchmark
 from auditor.runs.per_secret_results import make_token_decoder
-from auditor.runs.planned_lab import LABS, choose_lab_defaults, parse_reference_model_count
 from auditor.runs.shown_rows import UnlearningBaseline
 from auditor.training.variants import Variant
 

@@ -34,10 +34,9 @@ from auditor.models.masked import MaskedModel, load_masked
 from auditor.plugins.defense import Defense
 from auditor.records import file_digests
 from auditor.runs import plan_weights
+from auditor.runs.loader import LABS, build_lab_recipe
 from auditor.runs.machine import describe_environment
-from auditor.runs.plan import make_plan
-from auditor.runs.plan_grid import GridPoint, expand_plan_grid
-from auditor.runs.planned_lab import LABS, build_lab_recipe
+from auditor.runs.plan import GridPoint, expand_plan_grid, make_plan
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit
 from auditor.statistics import bootstrap

@@ -1,7 +1,7 @@
 """Read paper plans: a folder for each paper, with `paper.toml` and a TOML file for each table.
 
 `paper.toml` has the order of the paper's plans and their common fields. A plan file has the fields
-of a plan, a grid (see `plan_grid`) and claims (see `ledger`). A plan with a `[utility]` table
+of a plan, a grid (see `runs.plan`) and claims (see `ledger`). A plan with a `[utility]` table
 measures the perplexity of a masked model for each swept option of its defenses. A plan with a
 `[published]` table checks a published promise at the plan's distributions (see
 `published_promises`).
@@ -20,8 +20,7 @@ from typing import Any
 
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.plan import IN_FILE
-from auditor.runs.plan import merge_raw_plans, read_plan_file
-from auditor.runs.plan_grid import GRID
+from auditor.runs.plan import GRID, merge_raw_plans, read_plan_file
 
 _PAPER = "paper.toml"
 _PLANS = "plans"

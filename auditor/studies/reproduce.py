@@ -15,8 +15,7 @@ from auditor.core.jsonable import from_json, read_json_object, to_json
 from auditor.reports import frontier, phrases, tables
 from auditor.reports.blocks import PlotPoint, Series
 from auditor.reports.training_curve import Panel, draw_training_curve
-from auditor.runs.plan import merge_raw_plans
-from auditor.runs.plan_grid import GridPoint, expand_plan_grid
+from auditor.runs.plan import GridPoint, expand_plan_grid, merge_raw_plans
 from auditor.runs.reporter import Reporter
 from auditor.studies import ledger, masked_utility, published_promises, sweep
 from auditor.studies.ledger import LedgerRow, StudyPoint

@@ -27,8 +27,7 @@ from auditor.records import result_file
 from auditor.records.folder import RunFolder
 from auditor.reports import files, phrases, tables
 from auditor.runs import plan_weights
-from auditor.runs.plan import make_plan
-from auditor.runs.plan_grid import GridPoint, name_grid_point
+from auditor.runs.plan import GridPoint, make_plan, name_grid_point
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.site import Site

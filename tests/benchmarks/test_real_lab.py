@@ -39,7 +39,7 @@ from auditor.defenses.private_training import DpSgd
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.loading import load_causal_lm
 from auditor.privacy.promises import read_privacy_record
-from auditor.runs.planned_lab import LABS, build_lab_recipe
+from auditor.runs.loader import LABS, build_lab_recipe
 from auditor.runs.scoring import decode_greedily
 from tests.conftest import check_command
 

@@ -132,7 +132,7 @@ def test_references_that_saw_all_the_data_are_refused(
 @pytest.mark.parametrize("asked", ["3", "65", "some", "-4"])
 def test_the_lab_trains_a_number_of_references(asked: str, capsys: Said) -> None:
     from auditor.core.errors import AuditError
-    from auditor.runs.planned_lab import parse_reference_model_count
+    from auditor.runs.loader import parse_reference_model_count
 
     with pytest.raises(
         AuditError, match=f"as a number of models to train, from 4 to 64, got '{asked}'"

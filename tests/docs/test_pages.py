@@ -31,7 +31,7 @@ from auditor.cli import run_command_line
 from auditor.commands import check
 from auditor.gate.policy import parse_rule
 from auditor.plugins import registry
-from auditor.runs import plan, plan_grid
+from auditor.runs import plan
 from tests.conftest import check_command, save_tiny
 from tests.docs import reference, rooms
 from tests.docs.pages import (
@@ -479,5 +479,5 @@ def test_the_plan_that_is_not_run_is_a_grid_of_as_many_runs_as_it_says(tmp_path:
     (shown,) = (step for step in page if isinstance(step, File))
     (asked,) = (step for step in page if isinstance(step, Command) and shown.name in step.words)
     (tmp_path / shown.name).write_text(shown.text)
-    points = plan_grid.expand_plan_grid(plan.read_plan_file(tmp_path / shown.name, plan_grid.GRID))
+    points = plan.expand_plan_grid(plan.read_plan_file(tmp_path / shown.name, plan.GRID))
     assert asked.why.startswith(f"{len(points)} runs")

@@ -16,8 +16,7 @@ from auditor.models.huggingface import traffic
 from auditor.privacy.gradient_canaries import write_gradient_canaries
 from auditor.privacy.promises import write_privacy_record
 from auditor.runs import estimate, machine
-from auditor.runs.cost import CostEstimate, RunPartCost, run_cost_estimate_table
-from auditor.runs.estimate import TimedPart
+from auditor.runs.estimate import CostEstimate, RunPartCost, TimedPart, run_cost_estimate_table
 from auditor.runs.reporter import Reporter
 from auditor.testing import _PROMISE, KEPT
 from tests.conftest import check_command, save_tiny

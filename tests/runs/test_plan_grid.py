@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.runs.plan import merge_raw_plans
-from auditor.runs.plan_grid import (
+from auditor.runs.plan import (
     expand_plan_grid,
+    merge_raw_plans,
     parse_seed_ranges,
     parse_sweep_flags,
 )

@@ -26,7 +26,7 @@ from auditor.core.plan import Plan
 from auditor.core.result import Frontier
 from auditor.plugins.view import View
 from auditor.records.result_file import read_result
-from auditor.runs.planned_lab import build_lab_recipe
+from auditor.runs.loader import build_lab_recipe
 from auditor.runs.run import plan_audit
 from auditor.statistics.roc import auc
 from tests.conftest import check_command, fits_schema, tiny

@@ -23,8 +23,7 @@ from auditor.core.result import Chain, ChainStep, Measurement, TargetRecord
 from auditor.providers import hugging_face
 from auditor.records.folder import RunFolder
 from auditor.runs import run as running
-from auditor.runs.plan import make_plan
-from auditor.runs.plan_grid import GridPoint, expand_plan_grid
+from auditor.runs.plan import GridPoint, expand_plan_grid, make_plan
 from auditor.statistics.metrics import METRICS
 from auditor.studies import ledger, masked_utility, papers, reproduce, sweep
 from tests.conftest import check_command, fits_schema, tiny
