@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.benchmarks.data import table_blocks
+from auditor.benchmarks.data import large_tables
 from auditor.benchmarks.data.tables import parse_table_json, require_json_object
 from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
@@ -249,14 +249,14 @@ def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
     _check_file("--kept", path)
     source = f"--kept {str(path)!r}"
     try:
-        n_rows = sum(1 for _ in table_blocks.stream_nonblank_lines(path))
+        n_rows = sum(1 for _ in large_tables.stream_nonblank_lines(path))
         if not n_rows:
             raise AuditError(
                 f"{source} is empty: expected records that stay, which show what a search can find"
             )
         sample = np.linspace(0, n_rows - 1, min(n_rows, CONTROL)).round().astype(int)
         sampled_rows = set(sample.tolist())
-        lines = enumerate(table_blocks.stream_nonblank_lines(path))
+        lines = enumerate(large_tables.stream_nonblank_lines(path))
         chosen = []
         for row, line in lines:
             if row in sampled_rows:
@@ -283,8 +283,8 @@ def _stream_rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
     source = f"{flag} {str(path)!r}"
     _check_file(flag, path)
     try:
-        yield from table_blocks.stream_objects(source, path)
-    except (UnicodeDecodeError, table_blocks.NotStreamable):
+        yield from large_tables.stream_objects(source, path)
+    except (UnicodeDecodeError, large_tables.NotStreamable):
         raise AuditError(f"{source}: expected one JSON object a line, in UTF-8") from None
 
 

@@ -40,10 +40,10 @@ from auditor.benchmarks.lab.lab_recipe import (
     LabRecipe,
     require_small_lab_recipe,
 )
-from auditor.benchmarks.lab.lab_secrets import cut_lab_secrets
 from auditor.benchmarks.lab.lab_texts import (
     PRIVATE_KINDS,
     LabTexts,
+    cut_lab_secrets,
     make_fake_texts,
     make_lab_texts,
 )

@@ -26,7 +26,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from auditor.benchmarks.data import table_blocks
+from auditor.benchmarks.data import large_tables
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.files import Files, TableReader
 from auditor.benchmarks.data.large_tables import BlockHashing
@@ -949,8 +949,8 @@ def read_large(
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.LARGE", 20)
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.SAMPLE", sample)
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.BATCH", 7)
-    monkeypatch.setattr("auditor.benchmarks.data.table_blocks.BATCH", 7)
-    monkeypatch.setattr("auditor.benchmarks.data.table_blocks._BLOCK", 600)
+    monkeypatch.setattr("auditor.benchmarks.data.large_tables.BATCH", 7)
+    monkeypatch.setattr("auditor.benchmarks.data.large_tables._BLOCK", 600)
     monkeypatch.setattr("auditor.benchmarks.data.files.LARGE", 20)
     lengths = {"prefix_length": 8, "suffix_length": 8, "known_fraction": 0.25, "limit": 3}
     return read_files(write(path, rows), BYTES, **(lengths | asked))
@@ -1286,7 +1286,7 @@ def test_lines_that_are_no_object_each_are_refused(tmp_path: Path, rows: str) ->
     path.write_text(rows)
     with refuses("not JSON"):
         BlockHashing("--data", path, ("text",), ("text",)).hash_block(
-            table_blocks.split_into_blocks(path)[0]
+            large_tables.split_into_blocks(path)[0]
         )
 
 

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedTokenizerFast
 
 from auditor import audit
-from auditor.benchmarks.data import large_tables, table_blocks
+from auditor.benchmarks.data import large_tables
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.large_tables import (
     BlockCounts,
@@ -522,8 +522,8 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """A table of 30 rows is counted in blocks, and some of it tokenised."""
     for name, value in (("LARGE", 20), ("SAMPLE", 12), ("BATCH", 4)):
         monkeypatch.setattr(large_tables, name, value)
-    monkeypatch.setattr(table_blocks, "BATCH", 4)
-    monkeypatch.setattr(table_blocks, "_BLOCK", 200)
+    monkeypatch.setattr(large_tables, "BATCH", 4)
+    monkeypatch.setattr(large_tables, "_BLOCK", 200)
 
 
 def test_a_large_table_is_counted_by_workers_once(
