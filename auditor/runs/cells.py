@@ -8,9 +8,9 @@ import time
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass
-from itertools import compress
-from typing import Any, cast
+from dataclasses import dataclass, field
+from itertools import compress, islice
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.errors import AuditError, NotApplicable
@@ -28,13 +28,11 @@ from auditor.core.secret_table import build_secret_table, select_members
 from auditor.engines.engine import Engine
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Observed, Probe
-from auditor.plugins.view import TEXT_ONLY, Setting, View
+from auditor.plugins.view import TEXT_ONLY, ClaimTokenMeter, Setting, View
 from auditor.records.folder import batch_finished_secrets
 from auditor.records.journal import CellJournal, FinishedSecrets
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
-from auditor.runs.applicability import check_method_applies, select_probed_secrets
 from auditor.runs.audit import Audit, State
-from auditor.runs.cell_work import CellWork, CellWorkResult
 from auditor.runs.per_secret_results import (
     PerSecretCollector,
     build_observation_row,
@@ -42,11 +40,77 @@ from auditor.runs.per_secret_results import (
     make_token_decoder,
 )
 from auditor.runs.target import Target
-from auditor.runs.targets import Targets
+from auditor.runs.targets import Targets, check_method_applies, select_probed_secrets
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, name_nonmember_metric
 
-_AT_ONCE = 1000  # completed observations between two writes to the run folder
+_ANSWERED_AT_ONCE = 16  # secrets between two writes to the run folder
+_AT_ONCE = 1000  # completed observations between two such writes
+Asked = TypeVar("Asked", Query, Secret)
+Answer = TypeVar("Answer", Guesses, Observation)
+
+
+@dataclass(frozen=True)
+class CellWorkResult(Generic[Answer]):
+    """Answers of an attack or probe about some secrets.
+
+    Args:
+        answers: guesses of an attack, or observations of a probe.
+        tokens_drawn: number of tokens drawn from a model with a privacy claim, keyed by (sampling
+            recipe, secret id).
+        seconds: time spent on these answers.
+    """
+
+    answers: list[Answer]
+    tokens_drawn: dict[tuple[str, str], int]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CellWork(Generic[Asked, Answer]):
+    """Queries of a cell, to run in this process or on a worker.
+
+    Args:
+        key: target, setting, and attack or probe of the cell.
+        allowance: number of tokens that the query budget pays for, keyed by (sampling recipe,
+            secret id); None if there is no budget.
+        meter: counter of the tokens drawn so far under the target's privacy claim.
+        state: an attack's tuned state; {} for a probe.
+    """
+
+    key: CellKey
+    allowance: Mapping[tuple[str, str], int] | None
+    meter: ClaimTokenMeter
+    state: dict[str, Any] = field(default_factory=dict, repr=False)
+    portion: ClassVar[int] = 64
+
+    def process_items(
+        self, place: Targets, items: Sequence[Asked]
+    ) -> Iterator[CellWorkResult[Answer]]:
+        view = place.get_shared_view(self.key.target, self.key.setting)
+        draws = dict(self.meter.drawn)
+        # All cells of a target and setting share the view, so each cell sets its allowance. Draws
+        # are counted in a copy: in this process the cell adds the returned draws to the run's
+        # meter.
+        view.allowance, view.meter = (
+            self.allowance,
+            ClaimTokenMeter(draws, self.meter.spent, self.meter.lots),
+        )
+        start = time.perf_counter()
+        n_known = len(draws)
+        method = place.scene.selection.methods_by_name[self.key.attack]
+        inputs: Any = items  # secrets of a probe, queries of an attack
+        if isinstance(method, Probe):
+            answers: Iterator[Any] = method.observe_secrets(view, inputs)
+        else:
+            answers = method.guess(view, self.state, inputs)
+        for batch in batch_finished_secrets(answers, _ANSWERED_AT_ONCE):
+            now = time.perf_counter()
+            # A dict keeps its order: the draws since the last batch follow the first `n_known`
+            # entries.
+            yield CellWorkResult(batch, dict(islice(draws.items(), n_known, None)), now - start)
+            start = time.perf_counter()
+            n_known = len(draws)
 
 
 @dataclass(frozen=True)

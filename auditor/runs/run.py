@@ -40,10 +40,8 @@ from auditor.plugins import registry
 from auditor.records import aliases, file_digests
 from auditor.records.folder import RunFolder
 from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
-from auditor.runs.applicability import refuse_methods_that_cannot_run
 from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, list_greedy_guesses
 from auditor.runs.audit import Audit, choose_prefix_token, count_longest_context
-from auditor.runs.cell_work import WorkerTargets, fingerprint_inputs
 from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.chain_steps import CauseChains
 from auditor.runs.per_secret_results import PerSecretCollector, add_strongest_membership
@@ -59,7 +57,12 @@ from auditor.runs.selection import (
 from auditor.runs.site import Site
 from auditor.runs.stopping import StoppingRule
 from auditor.runs.target import Target
-from auditor.runs.targets import Targets
+from auditor.runs.targets import (
+    Targets,
+    WorkerTargets,
+    fingerprint_inputs,
+    refuse_methods_that_cannot_run,
+)
 from auditor.statistics import judging, metrics
 
 

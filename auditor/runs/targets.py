@@ -1,24 +1,41 @@
-"""Build the targets of an audit: the undefended model, then each defense with its controls."""
+"""Build the targets of an audit: the undefended model, then each defense with its controls.
+
+Workers build the same targets. Check that an attack or probe can run on a target, before the first
+query and before each cell.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from platform import node
 from typing import Any
 
-from auditor.core.errors import AuditError
-from auditor.core.nouns import UNDEFENDED, Secret, Tokens
+from auditor.benchmarks.data.large_tables import TableCounting, UnreadRows
+from auditor.core.errors import AuditError, NotApplicable, TargetLacks
+from auditor.core.nouns import (
+    UNDEFENDED,
+    PrefixToken,
+    Secret,
+    Tokens,
+)
+from auditor.core.plan import Plan
 from auditor.core.plan_parts import DefensePlan
+from auditor.gate.comparability import digest_comparable_secrets
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
+from auditor.plugins.attack import Attack
 from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Prompt, Scenario, count_largest_lot
 from auditor.plugins.options import describe_plugin
-from auditor.plugins.view import SETTINGS, TEXT_ONLY, View
+from auditor.plugins.probe import Probe
+from auditor.plugins.view import SETTINGS, TEXT_ONLY, Setting, View
+from auditor.runs import plan_weights
 from auditor.runs.audit import RunContext
 from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.runs.reporter import StageClock
+from auditor.runs.selection import explain_skipped_method, select_plugins
 from auditor.runs.shown_rows import (
     BeforeUnlearning,
     NamedForm,
@@ -268,3 +285,154 @@ class UnlearningBaselines:
                 f"relearning of {model.name}", n_done, steps
             ),
         )
+
+
+def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
+    """Return digests of all inputs, keyed by name. The model must be loaded.
+
+    The run refuses a worker whose digests differ.
+    """
+    return {
+        **plan_weights.digest_plan_weights(plan, site),
+        "the data": digest_comparable_secrets(site.benchmark.secrets),
+    }
+
+
+@dataclass(frozen=True)
+class WorkerTargets:
+    """Callable that builds a worker's targets from the files and plug-ins on its machine.
+
+    Args:
+        plan: plan of the run.
+        counted: statistics of large tables, so that workers need not count their rows again. The
+            keys are made of flag and name.
+        prefix_token: prefix token of the run.
+        input_digests: digests of the run's inputs, keyed by name; the worker's must match.
+    """
+
+    plan: Plan
+    counted: Mapping[str, UnreadRows]
+    prefix_token: PrefixToken
+    input_digests: Mapping[str, str]
+
+    def __call__(self) -> Targets:
+        """Build the targets.
+
+        Raise AuditError if the worker's weights or data differ from those of the run.
+        """
+        # A submission is a file on the run's machine; a worker would refuse its path.
+        plan = self.plan.with_fields(submission=None)
+        site = Site(plan)
+        site.table_counting = TableCounting(counted=dict(self.counted))
+        selection = select_plugins(plan, site)
+        site.may_train = False
+        scene = RunContext(site, selection, self.prefix_token, plan.defenses, plan.batch_size)
+        # In this order: `Targets` loads the model, and hub files have no digest before they are
+        # downloaded.
+        targets = Targets(scene)
+        digests = fingerprint_inputs(plan, site)
+        for name, digest in self.input_digests.items():
+            if digests.get(name) != digest:
+                raise AuditError(
+                    f"expected every worker to read the same data as the run, but {name} differs "
+                    f"on {node()}"
+                )
+        return targets
+
+
+def check_method_applies(
+    method: Attack | Probe, target: Target, view: View, scene: RunContext
+) -> None:
+    """Raise NotApplicable if the attack or probe skips this target or an input is missing.
+
+    Args:
+        method: the attack or probe.
+        target: the attacked model.
+        view: the attacker's access to this model.
+        scene: context of the run.
+    """
+    if reason := explain_skipped_method(method, target.defense):
+        raise NotApplicable(reason)
+    view.require_capability(*method.required_capabilities)
+    if isinstance(method, Probe):
+        method.check_inputs(view, select_probed_secrets(method, target, scene.benchmark, view))
+    else:
+        method.check_inputs(view, scene.challenge.known)
+
+
+def select_probed_secrets(
+    probe: Probe, target: Target, benchmark: Benchmark, view: View
+) -> Sequence[Secret]:
+    """Return the secrets or canaries that the probe observes.
+
+    Raise NotApplicable if the data contain none.
+
+    Args:
+        probe: the probe, whose attribute `of` names the observed items.
+        target: the observed model.
+        benchmark: data of the run.
+        view: access to the model.
+    """
+    if probe.of == "secrets":
+        return target.secrets
+    if probe.of == "own":
+        return probe.textless_subjects(view)
+    if not benchmark.canaries:
+        raise NotApplicable(
+            "the data contain no canaries: give --canaries MANIFEST (see `audit canaries`)"
+        )
+    coins = probe.of == "coins"
+    chosen = tuple(canary for canary in benchmark.canaries if canary.has_coin == coins)
+    if not chosen and coins:
+        raise NotApplicable(
+            "no coin decided which of these canaries went in: make them with canaries make --audit"
+        )
+    if not chosen:
+        raise NotApplicable(
+            "these canaries were made for an audit: the other possible texts of each are not "
+            "recorded"
+        )
+    return chosen
+
+
+def refuse_methods_that_cannot_run(
+    scene: RunContext, undefended: Target, only_if_none_can: bool = False
+) -> None:
+    """Raise AuditError if a requested attack or probe would measure nothing in this run.
+
+    An attack or probe is not refused if it may run on a defended model, which may offer the access
+    that it needs.
+
+    Args:
+        scene: context of the run.
+        undefended: the model without a defense.
+        only_if_none_can: raise only if no attack or probe can run. A check (`audit check`) sets
+            this, because it selects all cheap attacks and probes, and some of them may not apply.
+    """
+    refusals = []
+    for method in scene.selection.methods:
+        reasons = []
+        for at in scene.selection.settings:
+            reasons.append(_explain_inapplicable_method(method, undefended, scene, at))
+        if None not in reasons:
+            # Report the widest access, which comes last: it has the capabilities of all others.
+            refusals.append(f"--attack {method.name} cannot run: {reasons[-1]}")
+    if refusals and not (only_if_none_can and len(refusals) < len(scene.selection.methods)):
+        raise AuditError("; ".join(refusals))
+
+
+def _explain_inapplicable_method(
+    method: Attack | Probe, undefended: Target, scene: RunContext, setting: Setting
+) -> str | None:
+    """Return why the attack or probe cannot run on the undefended model in this setting.
+
+    Return None if it can run, or if a defended model may offer the missing access.
+    """
+    view = scene.make_target_view(undefended, setting)
+    try:
+        check_method_applies(method, undefended, view, scene)
+    except TargetLacks as why:
+        return None if scene.selection.rows else str(why)
+    except NotApplicable as why:
+        return str(why)
+    return None

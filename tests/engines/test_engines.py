@@ -45,7 +45,7 @@ from auditor.engines.engine import Engine, Work
 from auditor.engines.ray_engine import AS_NICE, RayEngine, _find_raylet_process_ids
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
-from auditor.runs.cell_work import CellWork
+from auditor.runs.cells import CellWork
 from auditor.runs.site import Site
 from auditor.studies import sweep
 from tests.conftest import check_command, read_files, save_tiny, tiny
