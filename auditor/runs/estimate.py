@@ -57,11 +57,11 @@ _SIDE = 0.025  # error on each side of a two-sided 95% interval
 
 @dataclass(frozen=True)
 class RunPartCost:
-    """Cost of a part of a run, such as the queries of one attack.
+    """A part of a run, such as the queries of one attack, and its cost.
 
     Args:
         name: name of the part.
-        n_texts: number of its texts.
+        n_texts: number of all texts; 0 if the part has no queries.
         n_timed: number of timed texts.
         rows: number of sequences that a network reads, counted again for each generated token.
         tokens: number of tokens that a network reads.
@@ -69,6 +69,9 @@ class RunPartCost:
         seconds: duration.
         reason: why the numbers are missing; otherwise "".
         cut: flags (`--limit`, `--samples`) that shorten the part.
+        at_once: number of texts in memory together.
+        work: function that runs the part on a given number of texts.
+        times: number of times that a run repeats the part.
     """
 
     name: str
@@ -80,6 +83,9 @@ class RunPartCost:
     seconds: float = nan
     reason: str = ""
     cut: tuple[str, ...] = ()
+    at_once: int = 1
+    work: Callable[[int], object] = lambda n: None
+    times: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -226,29 +232,6 @@ _TEXTS_AT_ONCE = 64  # maximum batch of texts in a teacher-forced pass
 _CELLS = 6  # weight of cells: their share of the time, compared with other parts
 
 
-@dataclass(frozen=True)
-class TimedPart:
-    """A part of a run, to be timed on some of its texts.
-
-    Args:
-        name: name of the part.
-        n_texts: number of all texts; 0 if the part has no queries.
-        at_once: number of texts in memory together.
-        work: function that runs the part on a given number of texts.
-        times: number of times that a run repeats the part.
-        reason: why the part has no queries; otherwise "".
-        cut: flags (`--limit`, `--samples`) that shorten the part.
-    """
-
-    name: str
-    n_texts: int
-    at_once: int = 1
-    work: Callable[[int], object] = lambda n: None
-    times: float = 1.0
-    reason: str = ""
-    cut: tuple[str, ...] = ()
-
-
 def estimate_run_cost(
     plan: Plan,
     reporter: Reporter,
@@ -361,7 +344,9 @@ class _RunPartTimer:
 
         n_known = len(whole_benchmark.known)
         if n_known and scene.data_fields_of_plan.prefix_token == AUTO:
-            part = TimedPart("choosing a prefix token", min(n_known, PAIRS), 32, choose)
+            part = RunPartCost(
+                "choosing a prefix token", min(n_known, PAIRS), at_once=32, work=choose
+            )
             self.time_parts_within_share([part], 4)
         else:
             choose(n_known)
@@ -385,7 +370,9 @@ class _RunPartTimer:
             scoring.measure_repeat_recall(undefended, _draw_fixed_subset(members, n, "greedy"))
 
         at_once = _count_fitting_secrets(undefended, members)
-        self.time_parts_within_share([TimedPart("greedy recall", len(members), at_once, recite)])
+        self.time_parts_within_share(
+            [RunPartCost("greedy recall", len(members), at_once=at_once, work=recite)]
+        )
         for target in targets.build_targets(clock):
             self.time_teacher_forced_passes(target)
             for setting in self.scene.selection.list_target_settings(target.companion):
@@ -418,13 +405,15 @@ class _RunPartTimer:
         if texts:
             at_once = _count_fitting_texts(target.model, max(map(len, texts)))
             name = f"perplexity of {target.title}"
-            self.time_parts_within_share([TimedPart(name, len(texts), at_once, score_heldout)])
+            self.time_parts_within_share(
+                [RunPartCost(name, len(texts), at_once=at_once, work=score_heldout)]
+            )
         if not secrets:
             return
         name = f"tokens of the secrets under {target.title}"
         at_once = _count_fitting_secrets(target.model, secrets)
         self.time_parts_within_share(
-            [TimedPart(name, len(secrets), at_once, score_tokens, cut=(LIMIT,))]
+            [RunPartCost(name, len(secrets), cut=(LIMIT,), at_once=at_once, work=score_tokens)]
         )
 
     def time_target_cells(self, target: Target, setting: Setting) -> None:
@@ -458,12 +447,13 @@ class _RunPartTimer:
         if not state and type(attack).fit is not Attack.fit:
             # `fit` fills the returned state
             name = f"{target.title}: {attack.name} ({setting.name}), tuning"
-            self.time_parts_within_share([TimedPart(name, len(known), 32, fit, times)], least=8)
+            part = RunPartCost(name, len(known), at_once=32, work=fit, times=times)
+            self.time_parts_within_share([part], least=8)
         return state
 
     def list_cell_parts(
         self, target: Target, setting: Setting, states: dict[str, State]
-    ) -> Iterator[TimedPart]:
+    ) -> Iterator[RunPartCost]:
         # Attacks share the samples of an attempt, and attempts share none.
         make_view = lru_cache(1)(lambda n: self.scene.make_target_view(target, setting))
         view = make_view(0)
@@ -478,7 +468,7 @@ class _RunPartTimer:
                     state = states[method.name]
                     yield self.build_guessing_part(method, target, view, make_view, state, name)
             except NotApplicable as why:
-                yield TimedPart(name, 0, reason=f"not applicable: {why}")
+                yield RunPartCost(name, reason=f"not applicable: {why}")
 
     def build_guessing_part(
         self,
@@ -488,7 +478,7 @@ class _RunPartTimer:
         make_view: Callable[[int], View],
         state: State,
         name: str,
-    ) -> TimedPart:
+    ) -> RunPartCost:
         attacked = {secret.id for secret in target.secrets}
         known = [query for query in self.scene.challenge.queries if query.id in attacked]
         queries = attack.queries(view, known)
@@ -505,11 +495,11 @@ class _RunPartTimer:
         def guess(n: int) -> None:
             list(attack.guess(make_view(n), state, _draw_fixed_subset(queries, n, "secrets")))
 
-        return TimedPart(name, len(queries), at_once, guess, cut=cut)
+        return RunPartCost(name, len(queries), cut=cut, at_once=at_once, work=guess)
 
     def build_probing_part(
         self, probe: Probe, target: Target, view: View, make_view: Callable[[int], View], name: str
-    ) -> TimedPart:
+    ) -> RunPartCost:
         secrets = select_probed_secrets(probe, target, self.scene.benchmark, view)
         planned = probe.plan_audit(view, secrets)
         if planned and (ceiling := describe_audit_ceiling(planned, view.claim)):
@@ -520,12 +510,12 @@ class _RunPartTimer:
 
         at_once = _count_fitting_secrets(target.model, secrets)
         cut = (LIMIT,) if probe.of == "secrets" else ()
-        return TimedPart(name, len(secrets), at_once, observe, cut=cut)
+        return RunPartCost(name, len(secrets), cut=cut, at_once=at_once, work=observe)
 
     # --- queries ---
 
     def time_parts_within_share(
-        self, parts: Sequence[TimedPart], least: int = 1, weight: int = 1
+        self, parts: Sequence[RunPartCost], least: int = 1, weight: int = 1
     ) -> None:
         """Time the parts on `least` texts, then on more texts until their time is used.
 
@@ -561,9 +551,9 @@ class _RunPartTimer:
             if n >= most or room <= n:
                 break
             n = min(most, _FASTER * n, room)
-        self.costs += map(self._extrapolate_cost, parts, zip(*attempts, strict=True))
+        self.costs += map(self._extrapolate_cost, zip(*attempts, strict=True))
 
-    def _extrapolate_cost(self, step: TimedPart, attempts: Sequence[RunPartCost]) -> RunPartCost:
+    def _extrapolate_cost(self, attempts: Sequence[RunPartCost]) -> RunPartCost:
         """Return the estimated cost of a part on all its texts.
 
         Args:
@@ -571,8 +561,8 @@ class _RunPartTimer:
         """
         *earlier, last = attempts
         if last.reason:
-            return RunPartCost(step.name, last.n_texts, reason=last.reason)
-        scale = step.n_texts / last.n_timed
+            return last
+        scale = last.n_texts / last.n_timed
         per_text = last.seconds / last.n_timed
         fixed = 0.0
         if earlier and earlier[-1].n_timed < last.n_timed:
@@ -583,23 +573,23 @@ class _RunPartTimer:
                 per_text = slope
                 fixed = last.seconds - slope * last.n_timed
         # The fixed cost occurs once per batch; memory grows only with the texts of a batch.
-        batches = ceil(step.n_texts / step.at_once) / ceil(last.n_timed / step.at_once)
-        n_batch = min(step.n_texts, step.at_once)
-        n_timed = min(last.n_timed, step.at_once)
+        batches = ceil(last.n_texts / last.at_once) / ceil(last.n_timed / last.at_once)
+        n_batch = min(last.n_texts, last.at_once)
+        n_timed = min(last.n_timed, last.at_once)
         # bytes per text, from a single attempt
         bytes_per_text = max(0.0, last.memory - self.held) / n_timed
-        if earlier and (n_before := min(earlier[-1].n_timed, step.at_once)) < n_timed:
+        if earlier and (n_before := min(earlier[-1].n_timed, last.at_once)) < n_timed:
             bytes_per_text = max(0.0, last.memory - earlier[-1].memory) / (n_timed - n_before)
         return replace(
             last,
-            rows=last.rows * scale * step.times,
-            tokens=last.tokens * scale * step.times,
+            rows=last.rows * scale * last.times,
+            tokens=last.tokens * scale * last.times,
             memory=max(self.held, last.memory) + bytes_per_text * (n_batch - n_timed),
-            seconds=(per_text * step.n_texts + fixed * batches) * step.times,
+            seconds=(per_text * last.n_texts + fixed * batches) * last.times,
         )
 
 
-def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunPartCost:
+def _compute_attempt_cost(step: RunPartCost, n: int, device: torch.device) -> RunPartCost:
     """Run a part on n texts, and return the measured cost.
 
     If n is 0, no time was left for this part. The returned cost then has only a reason.
@@ -610,7 +600,7 @@ def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunP
     elif not n:
         reason = reason or f"not asked: the {PROBE:g} seconds were over"
     if reason:
-        return RunPartCost(step.name, step.n_texts, memory=0.0, seconds=0.0, reason=reason)
+        return replace(step, memory=0.0, seconds=0.0, reason=reason)
     # The counters of `traffic` are global to the process.
     machine.reset_peak_memory()
     rows = traffic.rows
@@ -619,18 +609,16 @@ def _compute_attempt_cost(step: TimedPart, n: int, device: torch.device) -> RunP
     try:
         step.work(n)
     except NotApplicable as error:
-        return RunPartCost(step.name, memory=0.0, seconds=0.0, reason=f"not applicable: {error}")
+        return replace(step, n_texts=0, memory=0.0, seconds=0.0, reason=f"not applicable: {error}")
     seconds = time.perf_counter() - start
     memory = 1e6 * machine.measure_peak_memory(device)
-    return RunPartCost(
-        step.name,
-        step.n_texts,
-        min(n, step.n_texts),
-        traffic.rows - rows,
-        traffic.tokens - tokens,
-        memory,
-        seconds,
-        cut=step.cut,
+    return replace(
+        step,
+        n_timed=min(n, step.n_texts),
+        rows=traffic.rows - rows,
+        tokens=traffic.tokens - tokens,
+        memory=memory,
+        seconds=seconds,
     )
 
 

@@ -16,7 +16,7 @@ from auditor.models.huggingface import traffic
 from auditor.privacy.gradient_canaries import write_gradient_canaries
 from auditor.privacy.promises import write_privacy_record
 from auditor.runs import estimate, machine
-from auditor.runs.estimate import CostEstimate, RunPartCost, TimedPart, run_cost_estimate_table
+from auditor.runs.estimate import CostEstimate, RunPartCost, run_cost_estimate_table
 from auditor.runs.reporter import Reporter
 from auditor.testing import _PROMISE, KEPT
 from tests.conftest import check_command, save_tiny
@@ -109,7 +109,7 @@ def measure_estimate(
         peak[0] = 1000 + 50 * min(texts, at_once)
 
     asker = Free(seconds, 1 + others)
-    asker.time_parts_within_share([TimedPart("part", of, at_once, work, **more)])
+    asker.time_parts_within_share([RunPartCost("part", of, at_once=at_once, work=work, **more)])
     (cost,) = asker.costs
     return cost
 
