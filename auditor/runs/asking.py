@@ -24,10 +24,9 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import WHITE_BOX
 from auditor.runs import scoring
-from auditor.runs.audit import Audit
+from auditor.runs.audit import Audit, Target
 from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.per_secret_results import PerSecretCollector
-from auditor.runs.target import Target
 from auditor.runs.targets import Targets
 
 # records of the first part, and of a batch at most, each with a non-member

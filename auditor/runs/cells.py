@@ -32,14 +32,13 @@ from auditor.plugins.view import TEXT_ONLY, ClaimTokenMeter, Setting, View
 from auditor.records.folder import batch_finished_secrets
 from auditor.records.journal import CellJournal, FinishedSecrets
 from auditor.runs import answer_remarks, chain_steps, generations, stopping
-from auditor.runs.audit import Audit, State
+from auditor.runs.audit import Audit, State, Target
 from auditor.runs.per_secret_results import (
     PerSecretCollector,
     build_observation_row,
     build_outcome_row,
     make_token_decoder,
 )
-from auditor.runs.target import Target
 from auditor.runs.targets import Targets, check_method_applies, select_probed_secrets
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, name_nonmember_metric

@@ -33,13 +33,12 @@ from auditor.plugins.view import Setting, View
 from auditor.reports import phrases
 from auditor.reports.tables import RowTable
 from auditor.runs import machine, scoring
-from auditor.runs.audit import RunContext, State, count_longest_context, resolve_site_prefix
+from auditor.runs.audit import RunContext, State, Target, count_longest_context, resolve_site_prefix
 from auditor.runs.prefix_token import PAIRS
 from auditor.runs.reporter import Reporter, StageClock
 from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
-from auditor.runs.target import Target
 from auditor.runs.targets import (
     Targets,
     check_method_applies,

@@ -41,7 +41,7 @@ from auditor.records import aliases, file_digests
 from auditor.records.folder import RunFolder
 from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
 from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, list_greedy_guesses
-from auditor.runs.audit import Audit, choose_prefix_token, count_longest_context
+from auditor.runs.audit import Audit, Target, choose_prefix_token, count_longest_context
 from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.chain_steps import CauseChains
 from auditor.runs.per_secret_results import PerSecretCollector, add_strongest_membership
@@ -56,7 +56,6 @@ from auditor.runs.selection import (
 )
 from auditor.runs.site import Site
 from auditor.runs.stopping import StoppingRule
-from auditor.runs.target import Target
 from auditor.runs.targets import (
     Targets,
     WorkerTargets,

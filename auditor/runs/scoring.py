@@ -33,8 +33,7 @@ from auditor.models.decoding import GREEDY
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
 from auditor.plugins.probe import batch_equal_shapes
-from auditor.runs.audit import Audit
-from auditor.runs.target import Target
+from auditor.runs.audit import Audit, Target
 from auditor.statistics import intervals
 from auditor.statistics.compare import compute_welch_interval
 from auditor.statistics.metrics import name_nonmember_metric

@@ -32,7 +32,7 @@ from auditor.plugins.options import describe_plugin
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, TEXT_ONLY, Setting, View
 from auditor.runs import plan_weights
-from auditor.runs.audit import RunContext
+from auditor.runs.audit import RunContext, Target, list_attack_queries, plan_token_counts
 from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.runs.reporter import StageClock
 from auditor.runs.selection import explain_skipped_method, select_plugins
@@ -45,7 +45,6 @@ from auditor.runs.shown_rows import (
     UnlearningBaseline,
 )
 from auditor.runs.site import Site
-from auditor.runs.target import Target, list_attack_queries, plan_token_counts
 from auditor.statistics.unlearning import AFTER
 from auditor.training.unlearning import train_relearned_copy
 

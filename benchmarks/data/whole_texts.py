@@ -26,7 +26,7 @@ from auditor.benchmarks.data.conversation_rows import (
 )
 from auditor.benchmarks.data.files import TableReader
 from auditor.benchmarks.data.large_tables import is_large_text_table
-from auditor.benchmarks.data.rewriting import WRITERS, ChangedRow
+from auditor.benchmarks.data.tables import WRITERS, ChangedRow
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import make_keyed_generator

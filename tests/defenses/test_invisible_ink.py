@@ -50,7 +50,7 @@ from auditor.privacy.accounting import (
     realised_pure_dp,
     realised_renyi,
 )
-from auditor.runs.target import divide_query_budget
+from auditor.runs.audit import divide_query_budget
 from tests.conftest import check_command, refuses, save_tiny, states
 
 SECRETS = [Secret(f"s{i}", (0, 1, i % 2), (1, 0, 1), 1, alias=f"alias{i}") for i in range(4)]

@@ -33,8 +33,8 @@ from auditor.models.rows import Rows
 from auditor.plugins.defense import Defense, QueryBudget, Scenario
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Sampling, Setting, View
 from auditor.runs.answer_remarks import list_single_sample_remarks
+from auditor.runs.audit import Target, divide_query_budget
 from auditor.runs.prefix_token import wrap_prefixed_model
-from auditor.runs.target import Target, divide_query_budget
 from tests.rounding import assert_same
 
 MakeTiny = Callable[..., HuggingFaceModel]

@@ -19,12 +19,12 @@ from auditor.plugins.benchmark import Benchmark
 from auditor.plugins.defense import Defense, Scenario
 from auditor.records.folder import RunFolder
 from auditor.runs import plan_weights
+from auditor.runs.audit import Target
 from auditor.runs.plan import make_plan
 from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
-from auditor.runs.target import Target
 from tests.conftest import tiny
 
 
