@@ -26,8 +26,7 @@ from auditor.benchmarks.data.conversation_rows import (
     is_assistant,
     normalise_role,
 )
-from auditor.benchmarks.data.cut_places import count_common_beginning
-from auditor.benchmarks.data.wording import split_byte_runs
+from auditor.benchmarks.data.cut_places import count_common_beginning, split_byte_runs
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.plan_parts import ALL, SYSTEM, TURNS

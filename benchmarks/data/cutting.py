@@ -28,23 +28,21 @@ from auditor.benchmarks.data.conversation_rows import (
 )
 from auditor.benchmarks.data.cut_places import (
     BY_OWN_LENGTH,
+    CUT_WITHIN_CHARACTER,
     LENGTH,
     MOST_WINDOWS,
     NOTHING_SHARED,
     CutPlace,
     SharedBeginnings,
     TextLengths,
-    find_shared_beginnings,
-    spread_windows,
-)
-from auditor.benchmarks.data.data_records import DataRecord, format_too_long
-from auditor.benchmarks.data.wording import (
-    CUT_WITHIN_CHARACTER,
     cut_wording,
+    find_shared_beginnings,
     find_token_ends,
     move_cut_between_characters,
     split_byte_runs,
+    spread_windows,
 )
+from auditor.benchmarks.data.data_records import DataRecord, format_too_long
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Wording
 from auditor.core.plan_parts import ALL, SYSTEM, USER, get_known_share

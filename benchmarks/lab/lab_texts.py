@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from auditor.benchmarks.data.wording import cut_wording, find_token_ends
+from auditor.benchmarks.data.cut_places import cut_wording, find_token_ends
 from auditor.benchmarks.lab.lab_recipe import CANARY_SPACE
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Canary, Pair, Secret

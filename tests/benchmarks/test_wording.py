@@ -23,7 +23,7 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
-from auditor.benchmarks.data.wording import (
+from auditor.benchmarks.data.cut_places import (
     CUT_WITHIN_CHARACTER,
     cut_wording,
     find_token_ends,
