@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from auditor.benchmarks.data import pii
-from auditor.benchmarks.data.occurrences import count_text_occurrences
-from auditor.benchmarks.data.words import is_whole_word_somewhere
+from auditor.benchmarks.data.words import count_text_occurrences, is_whole_word_somewhere
 from auditor.core.nouns import Guesses, Mark, Secret, Tokens, Wording
 from auditor.core.result import KindCount
 from auditor.core.secret_table import select_members

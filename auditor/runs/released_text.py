@@ -22,9 +22,12 @@ from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.data import pii, released_passages
 from auditor.benchmarks.data.columns import read_data_table
-from auditor.benchmarks.data.occurrences import count_text_occurrences
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
-from auditor.benchmarks.data.words import is_mostly_unspaced, is_whole_word_somewhere
+from auditor.benchmarks.data.words import (
+    count_text_occurrences,
+    is_mostly_unspaced,
+    is_whole_word_somewhere,
+)
 from auditor.conclusions import secret_details
 from auditor.conclusions.outcomes import ValuesBySecret, list_secret_attributes
 from auditor.core.arrays import Floats

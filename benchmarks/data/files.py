@@ -34,10 +34,6 @@ from auditor.benchmarks.data.nonmember_baseline import (
     drop_member_copies,
     match_nonmember_lengths,
 )
-from auditor.benchmarks.data.occurrences import (
-    count_text_occurrences,
-    is_occurrence_end_inside_word,
-)
 from auditor.benchmarks.data.splitting import (
     ALSO_MEMBER,
     SEVERAL,
@@ -45,6 +41,10 @@ from auditor.benchmarks.data.splitting import (
     list_data_files,
     plural,
     split_records_into_benchmark,
+)
+from auditor.benchmarks.data.words import (
+    count_text_occurrences,
+    is_occurrence_end_inside_word,
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens

@@ -10,11 +10,11 @@ from dataclasses import replace
 
 from auditor.benchmarks.data.cut_places import LEAST_SUFFIX
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
-from auditor.benchmarks.data.occurrences import (
+from auditor.benchmarks.data.splitting import SplitOptions
+from auditor.benchmarks.data.words import (
     count_text_occurrences,
     is_occurrence_end_inside_word,
 )
-from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.core.errors import AuditError
 from auditor.core.result import Doubt
 from auditor.statistics.distributions import compute_homogeneity_p_value

@@ -28,8 +28,11 @@ from rapidfuzz.process import extractOne
 
 from auditor.benchmarks.data import pii
 from auditor.benchmarks.data.columns import DataTable, read_data_table
-from auditor.benchmarks.data.occurrences import count_text_occurrences
-from auditor.benchmarks.data.words import is_inside_word, is_whole_word_somewhere
+from auditor.benchmarks.data.words import (
+    count_text_occurrences,
+    is_inside_word,
+    is_whole_word_somewhere,
+)
 from auditor.core import disk
 from auditor.core.errors import AuditError
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from auditor.benchmarks.data.occurrences import count_text_occurrences
+from auditor.benchmarks.data.words import count_text_occurrences
 
 
 def naive(wanted: str, texts: list[str]) -> int:
