@@ -560,7 +560,7 @@ class _RunPartTimer:
         """
         *earlier, last = attempts
         if last.reason:
-            return last
+            return replace(last, memory=nan, seconds=nan)
         scale = last.n_texts / last.n_timed
         per_text = last.seconds / last.n_timed
         fixed = 0.0

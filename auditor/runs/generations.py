@@ -171,7 +171,7 @@ def judge_generations(
         corpus: the training texts.
     """
     costs = list[Guesses]()
-    found = list[MemorisedTokens]()
+    memorised_tokens = list[MemorisedTokens]()
     heads = set[bytes]()  # digests: equal generations are counted without storing their texts
 
     def text(id: str) -> Tokens:
@@ -183,17 +183,19 @@ def judge_generations(
         for tokens in texts:
             heads.add(hashlib.blake2b(repr(tokens).encode(), digest_size=16).digest())
         for guesses, matches in zip(batch, corpus.index.match_ngrams(texts, corpus.n), strict=True):
-            found.append(memorised.count_memorised_ngrams(matches, corpus.n))
+            memorised_tokens.append(memorised.count_memorised_ngrams(matches, corpus.n))
             costs.append(replace(guesses, ranked=()))
     # Rank only by scores that all generations have.
     top_generations = {}
-    for name in sorted(set.intersection(*(set(guesses.rankings) for guesses in costs))):
-        scores = [guesses.rankings[name] for guesses in costs]
+    rankings = [guesses.rankings for guesses in costs]
+    for name in sorted(set.intersection(*map(set, rankings))):
         top_generations[name] = memorised.select_distinct_texts(
-            scores, lambda i: text(generation_ids[i])
+            [scores[name] for scores in rankings], lambda i: text(generation_ids[i])
         )
     runs: dict[int, list[tuple[TokenRun, str]]] = {}  # in generations, by record
-    for id, tokens_of_text in zip(generation_ids, found, strict=True):
+    heldout = set[int]()
+    for id, tokens_of_text in zip(generation_ids, memorised_tokens, strict=True):
+        heldout.update(tokens_of_text.heldout_records)
         for record, run in tokens_of_text.records.items():
             runs.setdefault(record, []).append((run, id))
     key = load_alias_salt()
@@ -201,31 +203,34 @@ def judge_generations(
     extracted_texts = {}
     for record, runs_of_record in runs.items():
         alias = alias_training_record(corpus.index.tokens_of_text(record), key)
-        run, id = max(runs_of_record, key=lambda found: found[0].length)
+        run, id = max(runs_of_record, key=lambda item: item[0].length)
         full_text = text(id)
         aliases[record] = alias
         extracted_texts[alias] = full_text[run.start : run.start + run.length], full_text
     columns = (
-        *_build_generation_columns(cell, generation_ids, found),
+        *_build_generation_columns(cell, generation_ids, memorised_tokens),
         *_build_record_columns(cell, corpus, aliases, runs),
     )
     measurements = memorised.measure_generation_memorisation(
-        found, corpus.ngram_and_record_counts, corpus.n, attack.length, top_generations
+        memorised_tokens,
+        corpus.ngram_and_record_counts,
+        corpus.n,
+        attack.length,
+        top_generations,
     )
-    notes = _list_generation_notes(corpus, found, len(heads))
+    notes = _list_generation_notes(corpus, len(costs), len(heads), len(heldout) if runs else 0)
     return JudgedGenerations(tuple(measurements), tuple(notes), costs, columns, extracted_texts)
 
 
 def _list_generation_notes(
-    corpus: TrainingCorpus, found: Sequence[MemorisedTokens], n_distinct: int
+    corpus: TrainingCorpus, n_texts: int, n_distinct: int, n_heldout: int
 ) -> Iterator[str]:
-    if same := len(found) - n_distinct:
-        yield f"{same:,} of {len(found):,} generations equal another one"
-    heldout = set[int]().union(*(generation.heldout_records for generation in found))
-    if heldout and any(generation.records for generation in found):
+    """Yield notes for readers; n_heldout: number of extracted held-out records."""
+    if n_distinct < n_texts:
+        yield f"{n_texts - n_distinct:,} of {n_texts:,} generations equal another one"
+    if n_heldout:
         yield (
-            f"{len(heldout):,} of {corpus.ngram_and_record_counts.heldout_records:,} held-out "
-            "records "
+            f"{n_heldout:,} of {corpus.ngram_and_record_counts.heldout_records:,} held-out records "
             "count as extracted too, by n-grams of this length: some of the extracted records are "
             "only similar to the drawn text; use a larger n"
         )
@@ -261,8 +266,11 @@ def _build_record_columns(
     order = sorted(runs, key=lambda record: (-len(runs[record]), aliases[record]))
     ids = [aliases[record] for record in order]
     copies = [corpus.index.copies[record] for record in order]
-    n_generations = [len(runs[record]) for record in order]
-    longest = [max(run.length for run, _ in runs[record]) for record in order]
+    n_generations = list[int]()
+    longest = list[int]()
+    for record in order:
+        n_generations.append(len(runs[record]))
+        longest.append(max(run.length for run, _ in runs[record]))
     for name, values in (("generations", n_generations), ("longest", longest)):
         yield Column(RECORDS, cell, name, ids, values, (), copies)
     secrets: list[str] = []

@@ -527,7 +527,9 @@ def _write_dropped_records(
     else:
         _, rows = read_training_rows(str(mitigation.plan.data.data))
         # Ids (`row-ROW`, `row-ROW-PART`) name rows of the file.
-        texts = [format_data_row(rows[int(id.split("-")[1])]) for id in ids]
+        texts = []
+        for id in ids:
+            texts.append(format_data_row(rows[int(id.split("-")[1])]))
     write_shard_record_list(mitigation.options.out / DROPPED, texts)
 
 
