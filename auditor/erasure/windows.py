@@ -164,7 +164,7 @@ class WindowIndex:
 
     A search hashes the first word of all windows in a buffer at once, and then the last word of the
     few possible matches. The index reads 130 MB a second; the Aho-Corasick automaton of
-    `occurrences` reads 2 MB a second.
+    `count_text_occurrences` reads 2 MB a second.
 
     most: the largest number of windows of one form of a text.
     """

@@ -52,7 +52,7 @@ NO_THINKING = "no-thinking"
 LINE = "line"  # a new line where the base has another join
 BARE = "bare"  # BARE and INPUT: two relatives of Alpaca's text
 INPUT = "input"
-# Changes of the row by a trainer before the template writes it; see `apply_trainer_changes`.
+# Changes of the row by a trainer before the template writes it; see `change_row`.
 FILLED, NO_NULLS, DECODED, WRAPPED, NO_SYSTEM, NO_EMPTY_TOOLS = _OF_ROWS = (
     *("filled", "no-nulls", "decoded-arguments", "wrapped-tools"),
     *("no-system-column", "no-empty-tools"),

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from auditor.benchmarks.data import conversation_rows
 from auditor.benchmarks.data.conversation_rows import (
@@ -32,6 +32,9 @@ from auditor.benchmarks.data.tables import (
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
+
+if TYPE_CHECKING:
+    from auditor.benchmarks.data.large_tables import UnreadRows
 
 _MOST_KINDS = _GROUPS = 50  # the most that a report shows
 _GROUP_LENGTH = 80  # shorter than any free text
@@ -77,11 +80,13 @@ class DataTable(RecordTable):
     """A table of records: texts or conversations, with the columns beside them.
 
     given_layout: columns that hold the records, if the table itself need not show which they are.
+    unread: statistics of the remaining rows, if the table is a sample of a large one.
 
     Methods raise AuditError, with row and column, if a value is invalid.
     """
 
     given_layout: tuple[str, ...] = ()
+    unread: UnreadRows | None = None
 
     @cached_property
     def layout(self) -> tuple[str, ...]:
@@ -263,15 +268,21 @@ class DataTable(RecordTable):
                     kinds[name] = pyarrow.infer_type(values)
                 except (pyarrow.ArrowException, ValueError, TypeError, OverflowError):
                     kinds[name] = None
-        return kinds
+        if self.unread is None:
+            return kinds
+        return join_nested_kinds(self.unread.kinds, kinds)
 
     # --- repeats, personal data, groups and users ---
 
     def list_repeat_counts(self) -> list[int]:
         """Return the number of training copies of each row: its `repeats`, or 1 without it.
 
+        In a sample of a large table, copies of a row in the whole table count too.
+
         Raise AuditError, with the row, if a value is not a whole number of at least 1.
         """
+        if self.unread is not None:
+            return list(self.unread.copies)
         if REPEATS not in self.columns:
             return [1] * self.rows
         counts = []

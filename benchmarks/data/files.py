@@ -106,18 +106,16 @@ class Files(Benchmark):
         self.counted_tables = reader.counting.counted
         self._files = list_data_files(plan)
         data = self._files["--data"]
-        table, unread = reader.read("--data", data)
+        table = reader.read("--data", data)
         shared = cutting.measure_shared_beginnings(self.tokenizer, table)
         self._kinds = table.infer_nested_kinds()
-        if unread is not None:
-            self._kinds = columns.join_nested_kinds(unread.kinds, self._kinds)
         cut = Cutting(
             *(self.tokenizer, lengths, plan.knows, form, plan.turns),
             *(shared, self._kinds, trained, room),
         )
         user_columns = list(reader.named_columns("--data").values())
         self.unread_columns = table.list_unread_text_columns(user_columns)
-        members = _build_record_source("--data", table, cut, reader, unread)
+        members = _build_record_source("--data", table, cut, reader)
         sources = _read_other_sources(members, self._files, cut, reader)
         if "--nonmembers" in sources:
             nonmember_source = drop_member_copies(
@@ -177,8 +175,8 @@ class TableReader:
         """The options for dividing members; raise AuditError if a value is invalid."""
         return SplitOptions(self.plan.known_fraction, self.plan.limit, self.seed)
 
-    def read(self, flag: str, name: str) -> tuple[DataTable, UnreadRows | None]:
-        """Return a file's rows and None; for a large file, a sample and statistics of the rest.
+    def read(self, flag: str, name: str) -> DataTable:
+        """Return a file's rows; for a large file, a sample with statistics of the rest.
 
         flag: the option that names the file, such as `--data`.
         """
@@ -195,7 +193,7 @@ class TableReader:
             sample = sample_large_table(f"{flag} {name!r}", Path(name), names, order, self.counting)
             if sample is not None:
                 return sample
-        return read_data_table(flag, name, *named.values()), None
+        return read_data_table(flag, name, *named.values())
 
     def named_columns(self, flag: str) -> dict[str, str]:
         """Return the names of the group and user columns in the file of the option `flag`."""
@@ -222,12 +220,7 @@ def _read_other_sources(
     for flag, name in files.items():
         if flag == "--data":
             continue
-        table, unread = reader.read(flag, name)
-        of_file = cut
-        if unread is not None:
-            kinds = columns.join_nested_kinds(cut.kinds or {}, unread.kinds)
-            of_file = replace(cut, kinds=kinds)
-        source = _build_record_source(flag, table, of_file, reader, unread, members.unread)
+        source = _build_record_source(flag, reader.read(flag, name), cut, reader, members.unread)
         if (source.form is None) != (members.form is None):
             raise AuditError(
                 f"expected conversations in both or neither of {members.label} and {source.label}"
@@ -241,14 +234,12 @@ def _build_record_source(
     table: DataTable,
     cut: Cutting,
     reader: TableReader,
-    unread: UnreadRows | None,
     members: UnreadRows | None = None,
 ) -> RecordSource:
     """Return the rows of a table as records, and the rows that cannot be cut, keyed by reason.
 
-    flag: the option that names the table. cut: how to cut rows. unread: statistics of the remaining
-    rows, if `table` is a sample. members: statistics of a large table of members; a non-member that
-    also occurs in it is unusable.
+    flag: the option that names the table. cut: how to cut rows. members: statistics of a large
+    table of members; a non-member that also occurs in it is unusable.
     """
     form = None
     if table.has_conversations:
@@ -257,9 +248,9 @@ def _build_record_source(
     rule = counts.rule
     repeats = [1] * table.rows
     if flag == "--data":  # copies of known pairs and non-members are not used
-        repeats, origin = _count_row_repeats(table, form, unread)
-        rule += f"; repeat counts {origin}"
-    groups, users = _read_groups_users(flag, table, reader, unread)
+        repeats = table.list_repeat_counts()
+        rule += f"; repeat counts {_describe_repeats(table)}"
+    groups, users = _read_groups_users(flag, table, reader)
     is_member = [False] * table.rows
     if flag == "--nonmembers" and members is not None:
         is_member = members.contain_rows(table)
@@ -275,7 +266,7 @@ def _build_record_source(
             records.append(replace(part, repeats=repeats[row], group=group, user=users[row]))
     # `counts` is complete now.
     counts_occurrences = (
-        flag == "--data" and columns.REPEATS not in table.columns and unread is None
+        flag == "--data" and columns.REPEATS not in table.columns and table.unread is None
     )
     if counts_occurrences:
         records = _add_copy_counts(records, counts.texts)
@@ -291,40 +282,34 @@ def _build_record_source(
         *(part_noun, form, counts.row_tokens, texts),
         counts_occurrences=counts_occurrences,
     )
-    if unread is None:
+    if table.unread is None:
         return source
-    return _restore_row_numbers(source, unread)
+    return _restore_row_numbers(source, table.unread)
 
 
 def _read_groups_users(
-    flag: str, table: DataTable, reader: TableReader, unread: UnreadRows | None
+    flag: str, table: DataTable, reader: TableReader
 ) -> tuple[list[str | None], list[str | None]]:
     """Return the group and the user of each row. A user is None if copies differ in user."""
     named = reader.named_columns(flag)
     needed = flag == "--data"
     groups = list(table.list_groups(named.get("group_column"), needed))
     users = list(table.list_users(named.get("user_column"), needed))
-    if unread is not None:
-        for i in unread.of_several_groups:
+    if table.unread is not None:
+        for i in table.unread.of_several_groups:
             groups[i] = SEVERAL
-        for i in unread.of_several_users:
+        for i in table.unread.of_several_users:
             users[i] = None
     return groups, users
 
 
-def _count_row_repeats(
-    table: DataTable, form: ChatRendering | None, unread: UnreadRows | None
-) -> tuple[list[int], str]:
-    """Return the copies of each row, and a phrase on their origin."""
-    if unread is None:
-        repeats = table.list_repeat_counts()
-        origin = _FROM_ROWS
-    else:
-        repeats = list(unread.copies)
-        origin = _FROM_TEXTS if form is None else _FROM_CONVERSATIONS
+def _describe_repeats(table: DataTable) -> str:
+    """Return a phrase on the origin of the copies of each row."""
     if columns.REPEATS in table.columns:
-        origin = _FROM_COLUMN
-    return repeats, origin
+        return _FROM_COLUMN
+    if table.unread is None:
+        return _FROM_ROWS
+    return _FROM_CONVERSATIONS if table.has_conversations else _FROM_TEXTS
 
 
 def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSource:

@@ -382,8 +382,8 @@ def sample_large_table(
     columns: Sequence[str],
     order: SamplingOrder,
     counting: TableCounting,
-) -> tuple[DataTable, UnreadRows] | None:
-    """Return a sample of a large table's distinct rows, and statistics of the other rows.
+) -> DataTable | None:
+    """Return a sample of a large table's distinct rows, with statistics of the other rows.
 
     where: how error messages start. columns: columns to read. counting: holds earlier results.
     Return None if all rows must be read. Raise AuditError at the first unusable row.
@@ -397,8 +397,11 @@ def sample_large_table(
         unread = counting.counted[where]
         names = [name for name in columns if name in unread.columns]
         return replace(
-            _read_rows(where, path, names, unread.rows), columns=unread.columns, texts=unread.texts
-        ), unread
+            _read_rows(where, path, names, unread.rows),
+            columns=unread.columns,
+            texts=unread.texts,
+            unread=unread,
+        )
     except (NotStreamable, ValueError, OSError):
         # Reading the complete table finds the same fault and names it, before its first row is
         # used.

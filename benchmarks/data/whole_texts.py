@@ -121,13 +121,12 @@ def sample_data_conversations(
     """
     if is_large_text_table(f"{flag} {name!r}", Path(name)):  # too large to read for this
         return None
-    table, unread = reader.read(flag, name)
-    kinds = None if unread is None else unread.kinds
+    table = reader.read(flag, name)
     if not table.has_conversations:
         return None
     order = make_keyed_generator("text form", table.rows).permutation(table.rows).tolist()
     usable = []
-    for _, conversation in table.parse_conversations(order, kinds):
+    for _, conversation in table.parse_conversations(order):
         if not isinstance(conversation, UnusableConversation) and conversation.is_learnt:
             usable.append(conversation)
         if len(usable) == count:
