@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from platform import node
 from typing import Any
 
-from auditor.benchmarks.data.large_tables import TableCounting, UnreadRows
+from auditor.benchmarks.data.columns import UnreadRows
+from auditor.benchmarks.data.large_tables import TableCounting
 from auditor.core.errors import AuditError, NotApplicable, TargetLacks
 from auditor.core.nouns import (
     UNDEFENDED,

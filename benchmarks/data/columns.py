@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from auditor.benchmarks.data import conversation_rows
 from auditor.benchmarks.data.conversation_rows import (
@@ -22,6 +25,7 @@ from auditor.benchmarks.data.conversation_rows import (
     Conversation,
     UnusableConversation,
     get_message_text,
+    remove_nulls,
 )
 from auditor.benchmarks.data.tables import (
     ABSENT,
@@ -29,12 +33,10 @@ from auditor.benchmarks.data.tables import (
     describe_cell_value_type,
     read_record_table,
 )
+from auditor.core.arrays import Ints
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
-
-if TYPE_CHECKING:
-    from auditor.benchmarks.data.large_tables import UnreadRows
 
 _MOST_KINDS = _GROUPS = 50  # the most that a report shows
 _GROUP_LENGTH = 80  # shorter than any free text
@@ -73,6 +75,52 @@ _OTHERS = (
     "response",
 )
 _USUAL = {*COLUMNS, *_OTHERS, "title", "url"}
+
+
+def hash_texts(texts: Sequence[str]) -> Ints:
+    """Hash each text into int64, (texts,), equal in every process and on every machine."""
+    import pandas
+
+    return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
+
+
+@dataclass(frozen=True)
+class UnreadRows:
+    """Hold statistics of a large table of which only a sample was read.
+
+    rows: (sample,) row numbers in the table.
+    copies: (sample,) occurrences in the table, weighted by the repeats column if present.
+    columns, texts: all columns of the table, and its text columns.
+    n_rows: number of rows in the complete table; n_distinct: number of distinct unread rows.
+    by_copies: numbers of distinct unread rows, keyed by copies (`format_copies`).
+    row_hashes, user_hashes: sorted hashes of all rows and users.
+    of_several_groups, of_several_users: positions in the sample of rows whose copies differ in
+        group or user.
+    kinds: Arrow type of each column of objects, from all rows (`DataTable.infer_nested_kinds`).
+    """
+
+    rows: tuple[int, ...]
+    copies: tuple[int, ...]
+    columns: tuple[str, ...]
+    texts: tuple[str, ...]
+    n_rows: int
+    n_distinct: int
+    by_copies: Counter[str] = field(default_factory=Counter)
+    row_hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    user_hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    of_several_groups: frozenset[int] = frozenset()
+    of_several_users: frozenset[int] = frozenset()
+    kinds: ColumnKinds = field(default_factory=dict)
+
+    def contain_rows(self, table: DataTable) -> list[bool]:
+        """Return whether this table contains each row of a second table."""
+        return np.isin(table.hash_rows(), self.row_hashes).tolist()
+
+    def contains_user(self, user: str) -> bool:
+        """Return whether the table has a row of this user."""
+        (user_hash,) = hash_texts([user])
+        place = int(np.searchsorted(self.user_hashes, user_hash))
+        return place < len(self.user_hashes) and bool(self.user_hashes[place] == user_hash)
 
 
 @dataclass(frozen=True)
@@ -271,6 +319,24 @@ class DataTable(RecordTable):
         if self.unread is None:
             return kinds
         return join_nested_kinds(self.unread.kinds, kinds)
+
+    def hash_rows(self) -> Ints:
+        """Return a hash of each row's text or conversation, of shape (rows,), int64.
+
+        In conversations, null counts as a missing key, because Parquet has all keys in all rows.
+        Raise AuditError, with the row, if a value is not text.
+        """
+        if not self.has_conversations:
+            return hash_texts(self.list_texts())
+        names = [name for name in CHAT if name in self.columns]
+        texts = []
+        for cells in zip(*map(self.column, names), strict=True):
+            row = {}
+            for name, value in zip(names, cells, strict=True):
+                if value is not ABSENT:
+                    row[name] = value
+            texts.append(json.dumps(remove_nulls(row), sort_keys=True, default=repr))
+        return hash_texts(texts)
 
     # --- repeats, personal data, groups and users ---
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.columns import UnreadRows
 from auditor.benchmarks.data.cut_places import CutPlace
-from auditor.benchmarks.data.large_tables import UnreadRows
 from auditor.core.nouns import Tokens, Wording
 from auditor.core.result import RecordCounts
 

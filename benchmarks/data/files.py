@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from auditor.benchmarks.data import chat, columns, cutting
 from auditor.benchmarks.data.chat_rendering import ChatRendering
-from auditor.benchmarks.data.columns import DataTable, read_data_table
+from auditor.benchmarks.data.columns import DataTable, UnreadRows, read_data_table
 from auditor.benchmarks.data.conversation_rows import UnusableConversation
 from auditor.benchmarks.data.cut_places import TextLengths
 from auditor.benchmarks.data.cutting import Cutting
@@ -27,7 +27,6 @@ from auditor.benchmarks.data.large_tables import (
     LARGE,
     SamplingOrder,
     TableCounting,
-    UnreadRows,
     sample_large_table,
 )
 from auditor.benchmarks.data.nonmember_baseline import (

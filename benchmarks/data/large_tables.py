@@ -7,7 +7,6 @@ for --group-column and --user-column.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,8 +18,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from auditor.benchmarks.data import columns
-from auditor.benchmarks.data.columns import ColumnKinds, DataTable
-from auditor.benchmarks.data.conversation_rows import remove_nulls
+from auditor.benchmarks.data.columns import (
+    ColumnKinds,
+    DataTable,
+    UnreadRows,
+    hash_texts,
+)
 from auditor.benchmarks.data.tables import (
     ABSENT,
     FIRST,
@@ -179,71 +182,6 @@ _GROUPS = "group of a row"
 _USERS = "user of a row"
 
 
-def hash_texts(texts: Sequence[str]) -> Ints:
-    """Hash each text into int64, (texts,), equal in every process and on every machine."""
-    import pandas
-
-    return pandas.util.hash_array(np.array(texts, dtype=object), categorize=False).view(np.int64)
-
-
-def hash_rows(table: DataTable) -> Ints:
-    """Return a hash of each row's text or conversation, of shape (rows,), int64.
-
-    In conversations, null counts as a missing key, because Parquet has all keys in all rows. Raise
-    AuditError, with the row, if a value is not text.
-    """
-    if not table.has_conversations:
-        return hash_texts(table.list_texts())
-    names = [name for name in columns.CHAT if name in table.columns]
-    texts = []
-    for cells in zip(*map(table.column, names), strict=True):
-        row = {}
-        for name, value in zip(names, cells, strict=True):
-            if value is not ABSENT:
-                row[name] = value
-        texts.append(json.dumps(remove_nulls(row), sort_keys=True, default=repr))
-    return hash_texts(texts)
-
-
-@dataclass(frozen=True)
-class UnreadRows:
-    """Hold statistics of a large table of which only a sample was read.
-
-    rows: (sample,) row numbers in the table.
-    copies: (sample,) occurrences in the table, weighted by the repeats column if present.
-    columns, texts: all columns of the table, and its text columns.
-    n_rows: number of rows in the complete table; n_distinct: number of distinct unread rows.
-    by_copies: numbers of distinct unread rows, keyed by copies (`format_copies`).
-    row_hashes, user_hashes: sorted hashes of all rows and users.
-    of_several_groups, of_several_users: positions in the sample of rows whose copies differ in
-        group or user.
-    kinds: Arrow type of each column of objects, from all rows (`DataTable.infer_nested_kinds`).
-    """
-
-    rows: tuple[int, ...]
-    copies: tuple[int, ...]
-    columns: tuple[str, ...]
-    texts: tuple[str, ...]
-    n_rows: int
-    n_distinct: int
-    by_copies: Counter[str] = field(default_factory=Counter)
-    row_hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    user_hashes: Ints = field(default_factory=lambda: np.empty(0, np.int64))
-    of_several_groups: frozenset[int] = frozenset()
-    of_several_users: frozenset[int] = frozenset()
-    kinds: ColumnKinds = field(default_factory=dict)
-
-    def contain_rows(self, table: DataTable) -> list[bool]:
-        """Return whether this table contains each row of a second table."""
-        return np.isin(hash_rows(table), self.row_hashes).tolist()
-
-    def contains_user(self, user: str) -> bool:
-        """Return whether the table has a row of this user."""
-        (user_hash,) = hash_texts([user])
-        place = int(np.searchsorted(self.user_hashes, user_hash))
-        return place < len(self.user_hashes) and bool(self.user_hashes[place] == user_hash)
-
-
 @dataclass(frozen=True)
 class BlockCounts:
     """The hashes of the rows in a batch or block of a table, or in all of it.
@@ -316,7 +254,7 @@ class BlockHashing:
                 first_row=n_rows,
                 given_layout=self.layout,
             )
-            hashes = hash_rows(table)
+            hashes = table.hash_rows()
             kinds: ColumnKinds = {}
             if table.has_conversations:
                 if table.has_unclear_labels:
@@ -516,7 +454,7 @@ def _choose_sample(scan: BlockCounts, order: SamplingOrder, texts: tuple[str, ..
     if order.required is not None:
         if _find_table_layout(order.required) is None:
             raise NotStreamable
-        required_hashes = hash_rows(order.required)
+        required_hashes = order.required.hash_rows()
         if not np.isin(required_hashes, distinct).all():
             raise NotStreamable
         chosen = np.union1d(chosen, np.flatnonzero(np.isin(distinct[by_row], required_hashes)))
