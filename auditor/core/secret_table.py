@@ -184,15 +184,15 @@ def build_secret_table(secrets: Iterable[Secret]) -> SecretTable:
         columns["begins"] += n_tokens
         n_tokens += len(columns["tokens"])
     columns = {}
-    for name in batches[0]:
-        columns[name] = np.concatenate(list(map(operator.itemgetter(name), batches)))
-    tokens = columns.pop("tokens")
-    begins = columns.pop("begins")
-    lengths = columns.pop("lengths")
-    for name, default in _DEFAULTS.items():
-        if not any(map(operator.ne, columns[name], itertools.repeat(default))):
-            del columns[name]
-    return SecretTable(columns, tokens, begins, lengths)
+    for name in list(batches[0]):
+        # Each batch gives up its part, or the whole table would be in memory twice.
+        column = np.concatenate([batch.pop(name) for batch in batches])
+        default = itertools.repeat(_DEFAULTS.get(name))
+        if name not in _DEFAULTS or any(map(operator.ne, column, default)):
+            columns[name] = column
+    return SecretTable(
+        columns, columns.pop("tokens"), columns.pop("begins"), columns.pop("lengths")
+    )
 
 
 def _build_batch_columns(batch: Sequence[Secret]) -> dict[str, NDArray[Any]]:

@@ -42,8 +42,7 @@ RECORDS = "records"
 # observations of a probe, by configuration and secret
 Seen = dict[CellKey, dict[str, dict[str, float]]]
 _VERSION = b"audit.schema_version"
-_IDS_AT_ONCE = 2**16  # secrets that are objects at once
-_ROWS_AT_ONCE = 2**18  # of a row group, which readers and writers hold in memory
+_ROWS_AT_ONCE = 2**16  # of a row group, which readers and writers hold in memory
 _NAMES = ("kind", "target", "setting", "attack", "quantity")
 _FACTS = ("secret", "member", "repeats")
 
@@ -231,8 +230,11 @@ def _open_current_table(path: Path, categories: Sequence[str] = _NAMES) -> Itera
     Args:
         categories: columns to read as dictionaries.
     """
+    import pyarrow as pa
     import pyarrow.parquet as pq
 
+    # Arrow's own pool keeps much of the memory that it no longer needs.
+    pa.set_memory_pool(pa.system_memory_pool())
     # Not `pq.read_table`, which imports pandas.
     with pq.ParquetFile(path, read_dictionary=[*categories]) as file:
         metadata = file.schema_arrow.metadata or {}
@@ -322,8 +324,8 @@ def _join_column_parts(parts: Iterable[tuple[tuple[str, ...], pa.Table]]) -> Ite
 
 def _build_ids(secrets: pa.ChunkedArray) -> Strings:
     ids = np.empty(len(secrets), STRINGS)
-    for begin in range(0, len(ids), _IDS_AT_ONCE):
-        part = secrets.slice(begin, _IDS_AT_ONCE).to_pylist()
+    for begin in range(0, len(ids), _ROWS_AT_ONCE):
+        part = secrets.slice(begin, _ROWS_AT_ONCE).to_pylist()
         ids[begin : begin + len(part)] = np.array(part, STRINGS)
     return ids
 
