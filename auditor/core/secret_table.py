@@ -186,7 +186,7 @@ def build_secret_table(secrets: Iterable[Secret]) -> SecretTable:
     columns = {}
     for name in list(batches[0]):
         # Each batch gives up its part, or the whole table would be in memory twice.
-        column = np.concatenate([batch.pop(name) for batch in batches])
+        column = np.concatenate(list(map(operator.methodcaller("pop", name), batches)))
         default = itertools.repeat(_DEFAULTS.get(name))
         if name not in _DEFAULTS or any(map(operator.ne, column, default)):
             columns[name] = column
