@@ -338,6 +338,14 @@ def read_secret_values(folder: Path) -> dict[CellKey, ValuesBySecret]:
         return {cell: _build_secret_values(columns) for cell, columns in cells.items()}
 
 
+def _have_equal_secrets(column: Column, other: Column) -> bool:
+    return (
+        np.array_equal(column.ids, other.ids)
+        and np.array_equal(column.member, other.member)
+        and tuple(column.repeats) == tuple(other.repeats)
+    )
+
+
 def _build_secret_values(columns: Sequence[Column]) -> ValuesBySecret:
     """Build the results of one cell from the columns of `ValuesBySecret.list_columns`.
 
@@ -347,9 +355,10 @@ def _build_secret_values(columns: Sequence[Column]) -> ValuesBySecret:
     values_by_name = {}
     for column in columns:
         values_by_name[column.quantity] = np.asarray(column.values)
-    # Columns of equal secrets share these objects.
-    if any(column.ids is not first.ids for column in columns):
-        raise ValueError("quantities about other secrets than the first one")
+    for column in columns:
+        # Adjacent columns of equal secrets share these objects.
+        if column.ids is not first.ids and not _have_equal_secrets(column, first):
+            raise ValueError("quantities about other secrets than the first one")
     if None in first.member:
         raise ValueError("secrets that are neither members nor non-members")
     member = np.asarray(first.member, dtype=bool)

@@ -109,6 +109,23 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert table.read_heldout_losses(tmp_path) == {"undefended": {"tokens": [3.0, 4.0]}}
 
 
+def test_quantities_of_a_row_may_stand_on_both_sides_of_another_row(tmp_path: Path) -> None:
+    """An audit adds the strongest membership score after all rows."""
+    asked = ValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {"p": np.zeros(2)})
+    other = ValuesBySecret(("c",), np.array([True]), (None,), {"p": np.ones(1)})
+    rest = replace(asked, columns={"q": np.ones(2)})
+    cells = (EXPOSURE, CellKey("u", "white-box", "m"), EXPOSURE)
+    for last, is_read in ((rest, True), (replace(rest, ids=("b", "c")), False)):
+        rows = zip((asked, other, last), cells, strict=True)
+        columns = [column for row, cell in rows for column in row.list_columns(cell)]
+        table.write_secrets_table(tmp_path, columns)
+        if is_read:
+            assert read_secret_values(tmp_path)[EXPOSURE].columns.keys() == {"p", "q"}
+        else:
+            with pytest.raises(AuditError):
+                read_secret_values(tmp_path)
+
+
 def test_a_row_of_whom_nothing_is_kept_still_says_who_was_asked(tmp_path: Path) -> None:
     asked = ValuesBySecret(("b", "a"), np.array([True, False]), (None, 2), {})
     table.write_secrets_table(tmp_path, asked.list_columns(EXPOSURE))
