@@ -142,12 +142,28 @@ def _hash_words(words: NDArray[np.uint64], factor: np.uint64) -> Ints:
     return (words * factor >> np.uint64(64 - _BITS)).view(np.int64)
 
 
-def _hash_blocks(words: NDArray[np.uint64]) -> Ints:
-    """Return a hash below 2**22 of each block of 16 bytes, (...).
+def _join_words(words: NDArray[np.uint64], n_words: int) -> NDArray[np.uint64]:
+    """Return a word of 8 bytes for each run of `n_words` words in a row."""
+    n_runs = max(0, len(words) - n_words + 1)
+    joined = words[:n_runs]
+    for i in range(1, n_words):
+        joined = joined * _FIRST ^ words[i : n_runs + i]
+    return joined
 
-    words: (..., 2) the two words of each block.
-    """
-    return _hash_words(words[..., 0], _FIRST) ^ _hash_words(words[..., 1], _LAST)
+
+def _hash_blocks(words: NDArray[np.uint64]) -> Ints:
+    """Return a hash below 2**22 of each block of two words."""
+    return _hash_words(_join_words(words, 2)[::2], _LAST)
+
+
+def _count_key_words(size: int) -> int:
+    """Return how many words of 8 bytes at multiples of 8 each window of this size has."""
+    return max(1, size // 8 - 1)
+
+
+def _count_shifts(size: int) -> int:
+    """Return how many starts of words to try: windows of 8 bytes have none at a multiple of 8."""
+    return 8 if size == _WORD_SIZE else 1
 
 
 def choose_window_count(n_records: int) -> int:
@@ -175,7 +191,9 @@ class WindowIndex:
     _n_hits: int = 0  # shared windows found since the last `finish`
     _blocks: set[bytes] = field(default_factory=set)  # parts of vectors, in float32
     _block_table: Bools | None = None
-    _tables: dict[int, tuple[Bools, Bools]] = field(default_factory=dict)  # by window size
+    # By window size: for a hash of a key, the bits of its offsets in windows; whether a window has
+    # a key with this other hash.
+    _tables: dict[int, tuple[NDArray[np.uint8], Bools]] = field(default_factory=dict)
 
     def add_text(self, record: int, text: str) -> None:
         for form, content in write_text_forms(text).items():
@@ -199,11 +217,10 @@ class WindowIndex:
 
         `finish` discards marked windows.
         """
-        forms = []
-        for text in texts:
-            for form in write_text_forms(text).values():
-                forms.append(form)
-        self._mark(forms, record)
+        # In ASCII, a text has fewer forms.
+        for is_ascii in (True, False):
+            joined = "\0".join(text for text in texts if text.isascii() == is_ascii)
+            self._mark(list(write_text_forms(joined).values()), record)
 
     def _mark(self, forms: Sequence[bytes], record: int | None) -> None:
         for _, window, origin in self.find(b"\0".join(forms)):
@@ -223,10 +240,10 @@ class WindowIndex:
         if not n_blocks or not self._blocks:
             return
         singles = np.ascontiguousarray(vectors[:, : n_blocks * _BLOCK], dtype="<f4")
-        hashed = _hash_blocks(singles.view("<u8").reshape(len(vectors), n_blocks, 2))
+        hashed = _hash_blocks(singles.view("<u8").ravel()).reshape(len(vectors), n_blocks)
         if self._block_table is None:
             self._block_table = np.zeros(2**_BITS, bool)
-            words = np.frombuffer(b"".join(self._blocks), "<u8").reshape(-1, 2)
+            words = np.frombuffer(b"".join(self._blocks), "<u8")
             self._block_table[_hash_blocks(words)] = True
         forms = list[bytes]()
         for row in np.flatnonzero(self._block_table[hashed].any(axis=1)).tolist():
@@ -268,27 +285,43 @@ class WindowIndex:
         """
         if not self._tables:
             self._fill_tables()
-        for size, (first_words, last_words) in self._tables.items():
+        for size in self._tables:
             if size == _WORD_SIZE and WORDS not in kinds:
                 continue
-            for shift in range(min(8, max(0, len(content) - size + 1))):
-                words = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)
-                n_windows = max(0, len(words) - size // 8 + 1)
-                places = np.flatnonzero(first_words[_hash_words(words[:n_windows], _FIRST)])
-                ends = words[places + (size // 8 - 1)]
-                places = places[last_words[_hash_words(ends, _LAST)]]
-                for start in (places * 8 + shift).tolist():
-                    window = content[start : start + size]
-                    if (origin := self.origins.get(window)) is not None:
-                        yield start, window, origin
+            for start in self._list_possible_starts(content, size):
+                window = content[start : start + size]
+                if (origin := self.origins.get(window)) is not None:
+                    yield start, window, origin
+
+    def _list_possible_starts(self, content: bytes, size: int) -> list[int]:
+        """Return the sorted offsets in the bytes at which a window of this size may start."""
+        offsets_by_hash, is_hash = self._tables[size]
+        all_starts = [np.zeros(0, np.int64)]
+        for shift in range(min(_count_shifts(size), max(0, len(content) - size + 1))):
+            words = np.frombuffer(content, "<u8", (len(content) - shift) // 8, shift)
+            keys = _join_words(words, _count_key_words(size))
+            offsets = offsets_by_hash[_hash_words(keys, _FIRST)]
+            places = np.flatnonzero(offsets != 0)
+            places = places[is_hash[_hash_words(keys[places], _LAST)]]
+            for offset in range(8):
+                has_offset = offsets[places] >> offset & 1 == 1
+                all_starts.append(places[has_offset] * 8 + shift - offset)
+        starts = np.sort(np.concatenate(all_starts))
+        return starts[starts >= 0].tolist()
 
     def _fill_tables(self) -> None:
-        """Mark the hashes of all windows' first and last words, for `find`."""
+        """Mark the hashes of all windows' keys, for `find`."""
         for size in _SIZES:
             windows = [window for window in self.origins if len(window) == size]
-            if windows:
-                words = np.frombuffer(b"".join(windows), "<u8").reshape(len(windows), size // 8)
-                tables = np.zeros((2, 2**_BITS), bool)
-                tables[0, _hash_words(words[:, 0], _FIRST)] = True
-                tables[1, _hash_words(words[:, -1], _LAST)] = True
-                self._tables[size] = (tables[0], tables[1])
+            if not windows:
+                continue
+            content = np.frombuffer(b"".join(windows), np.uint8).reshape(len(windows), size)
+            n_words = _count_key_words(size)
+            offsets_by_hash = np.zeros(2**_BITS, np.uint8)
+            is_hash = np.zeros(2**_BITS, bool)
+            for offset in range(9 - _count_shifts(size)):
+                part = np.ascontiguousarray(content[:, offset : offset + 8 * n_words])
+                keys = _join_words(part.view("<u8").ravel(), n_words)[::n_words]
+                offsets_by_hash[_hash_words(keys, _FIRST)] |= np.uint8(1 << offset)
+                is_hash[_hash_words(keys, _LAST)] = True
+            self._tables[size] = (offsets_by_hash, is_hash)
