@@ -6,19 +6,26 @@ Two texts with equal letters and digits count as the same text.
 from __future__ import annotations
 
 import base64
+import bz2
 import html
+import io
+import lzma
 import re
 import string
 import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from auditor.core.arrays import Ints
 
 _SURROGATES = "surrogatepass"
-_LONGEST = 2**26  # decompressed bytes to search
+OVERLAP = 2**16  # bytes that two blocks in a row share: no page of SQLite is longer
+_AT_ONCE = 2**22  # decompressed bytes to search
 _STEP = 256  # compressed bytes to read at once, as what follows may be of another page
 _LAST = 16  # bytes of a stream to read at once, as the last ones may be lost
 _RUN = 64  # least characters of a text in base64 or in hexadecimal
@@ -27,7 +34,12 @@ _LINE_BREAKS = re.compile(rb"\\[rn]|\s")
 _HEXADECIMAL = re.compile(rb"[0-9a-fA-F]{64,}")
 _ALPHABET = (string.ascii_letters + string.digits).encode()
 _IS_BASE64 = bytes.maketrans(_ALPHABET + b"+/_-\1", b"\1" * 66 + b"\0")
-_ZLIB = re.compile(rb"\x1f\x8b\x08|x[\x01\x5e\x9c\xda].", re.S)
+_IS_LEVEL = np.isin(np.arange(256), list(b"\x01\x5e\x9c\xda"))  # the second byte of zlib
+_STREAMS: tuple[tuple[str, re.Pattern[bytes], Callable[[], Any]], ...] = (
+    ("gzip", re.compile(rb"\x1f\x8b\x08"), lambda: zlib.decompressobj(zlib.MAX_WBITS | 16)),
+    ("bzip2", re.compile(rb"BZh[1-9]1AY&SY"), bz2.BZ2Decompressor),
+    ("xz", re.compile(rb"\xfd7zXZ\0"), lzma.LZMADecompressor),
+)
 _ZSTD = re.compile(rb"\x28\xb5\x2f\xfd")
 
 # --- letters and digits
@@ -55,6 +67,7 @@ def _make_pair_table() -> Ints:
 # The first two bytes of punctuation, symbols, blanks of CJK, and byte order marks.
 _TRIPLES = np.array([*range(0xE280, 0xE2B0), 0xE380, 0xEFB8, 0xEFBB])
 _PAIRS = _make_pair_table()
+_IS_CHANGED = _PAIRS != np.arange(2**16)
 _IS_TRIPLE = np.isin(np.arange(2**16), _TRIPLES)
 
 
@@ -63,11 +76,13 @@ def _fold_letters(content: bytes) -> bytes:
     raw = np.frombuffer(bytearray(content + bytes(2)), np.uint8)
     leads = np.flatnonzero(raw[:-2] >= 0xC2)
     pairs = raw[leads].astype(np.int64) << 8 | raw[leads + 1]
-    is_changed = _PAIRS[pairs] != pairs
+    is_changed = _IS_CHANGED[pairs]
+    leads = leads[is_changed]
+    pairs = pairs[is_changed]
     raw[leads[_IS_TRIPLE[pairs]] + 2] = 0
-    folded = _PAIRS[pairs[is_changed]]
-    raw[leads[is_changed]] = folded >> 8
-    raw[leads[is_changed] + 1] = folded & 0xFF
+    folded = _PAIRS[pairs]
+    raw[leads] = folded >> 8
+    raw[leads + 1] = folded & 0xFF
     return raw.tobytes()
 
 
@@ -123,53 +138,85 @@ def drop_digits(letters: bytes) -> bytes:
 # --- parts in another encoding
 
 
-def decode_parts(content: bytes, depth: int = 2) -> Iterator[tuple[str, bytes]]:
-    """Yield (encoding, decoded bytes) of the parts in base64, hexadecimal, zlib, gzip or zstd.
+def decode_parts(
+    content: bytes, path: Path | None = None, first: int = 0, depth: int = 2
+) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield (encoding, decoded bytes, is cut) of the parts in another encoding.
 
-    depth: how many encodings are undone if one is within another.
+    The encodings are base64, hexadecimal, zlib, gzip, bzip2, xz and zstd. A part is cut if its
+    stream breaks off after more than `OVERLAP` bytes.
+
+    path, first: the file with the content, and the offset of the content in the file, where a
+        stream may go on after the content; depth: how many encodings are undone if one is within
+        another.
     """
-    for decode in (_decompress_zlib, _decompress_zstd, _decode_base64):
-        for name, part in decode(content):
-            yield name, part
+    with path.open("rb") if path else io.BytesIO(content) as source:
+        decompressed = _decompress(content, source, first)
+        by_zstd = _decompress_zstd(content, path, first)
+        for name, part, is_cut in chain(decompressed, by_zstd, _decode_base64(content)):
+            yield name, part, is_cut
             if depth > 1:
-                for inner_name, inner in decode_parts(part, depth - 1):
-                    yield f"{inner_name} in {name}", inner
+                for inner_name, inner, inner_is_cut in decode_parts(part, depth=depth - 1):
+                    yield f"{inner_name} in {name}", inner, inner_is_cut
 
 
-def _decompress_zlib(content: bytes) -> Iterator[tuple[str, bytes]]:
-    for match in _ZLIB.finditer(content):
-        if match[0][-1] & 6 == 6:
-            continue  # no stream: there is no third type of blocks
-        stream = zlib.decompressobj(zlib.MAX_WBITS | 32)
-        decompressed = bytearray()
-        start = match.start()
+def _list_streams(content: bytes) -> Iterator[tuple[int, str, Any]]:
+    """Yield (place, encoding, decompressor) for each place where a stream may start."""
+    raw = np.frombuffer(content, np.uint8)
+    starts = np.flatnonzero(raw[:-2] == ord("x"))
+    is_type = raw[starts + 2] & 6 != 6  # there is no third type of blocks
+    for start in starts[_IS_LEVEL[raw[starts + 1]] & is_type].tolist():
+        yield start, "zlib", zlib.decompressobj()
+    for name, pattern, make in _STREAMS:
+        for match in pattern.finditer(content):
+            yield match.start(), name, make()
+
+
+def _decompress(content: bytes, source: BinaryIO, first: int) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield as `decode_parts` does. source: the file, or the content if it is no part of a file."""
+    for start, name, stream in _list_streams(content):
+        source.seek(first + start)
+        part = bytearray()
         try:
-            while start < len(content) and not stream.eof and len(decompressed) < _LONGEST:
-                decompressed += stream.decompress(content[start : start + _STEP])
-                start += _STEP
-        except zlib.error:
+            while not stream.eof and (block := source.read(_STEP)):
+                part += stream.decompress(block)
+                if len(part) >= _AT_ONCE:
+                    yield name, bytes(part), False
+                    del part[:-OVERLAP]
+        except (zlib.error, lzma.LZMAError, OSError):
             pass  # other bytes, or the stream ends within a page
-        if decompressed:
-            yield "zlib", bytes(decompressed)
+        if part:
+            is_cut = not stream.eof and source.tell() - first - start > OVERLAP
+            yield name, bytes(part), is_cut
 
 
-def _decompress_zstd(content: bytes) -> Iterator[tuple[str, bytes]]:
+def _decompress_zstd(
+    content: bytes, path: Path | None, first: int
+) -> Iterator[tuple[str, bytes, bool]]:
+    """Yield as `decode_parts` does."""
     for match in _ZSTD.finditer(content):
         import pyarrow
 
-        source = pyarrow.BufferReader(pyarrow.py_buffer(content).slice(match.start()))
-        decompressed = bytearray()
+        start = first + match.start()
+        source = pyarrow.OSFile(str(path)) if path else pyarrow.BufferReader(content)
+        source.seek(start)
+        stream = pyarrow.CompressedInputStream(source, "zstd")
+        part = bytearray()
+        is_cut = False
         try:
-            with pyarrow.CompressedInputStream(source, "zstd") as stream:
-                while len(decompressed) < _LONGEST and (block := stream.read(_LAST)):
-                    decompressed += block
-        except OSError:
-            pass  # other bytes, or those after the stream
-        if decompressed:
-            yield "zstd", bytes(decompressed)
+            while block := stream.read(_LAST):
+                part += block
+                if len(part) >= _AT_ONCE:
+                    yield "zstd", bytes(part), False
+                    del part[:-OVERLAP]
+        except OSError as error:
+            is_next = "Unknown frame" in str(error)  # other bytes after the stream
+            is_cut = not is_next and source.tell() - start > OVERLAP
+        if part:
+            yield "zstd", bytes(part), is_cut
 
 
-def _decode_base64(content: bytes) -> Iterator[tuple[str, bytes]]:
+def _decode_base64(content: bytes) -> Iterator[tuple[str, bytes, bool]]:
     marked = content.translate(_IS_BASE64)
     start = 0
     while (start := marked.find(b"\1" * _RUN, start)) >= 0:
@@ -177,7 +224,8 @@ def _decode_base64(content: bytes) -> Iterator[tuple[str, bytes]]:
         if digits := _HEXADECIMAL.match(content, start):
             for shift in range(2):
                 n_digits = (len(digits[0]) - shift) // 2 * 2
-                yield "hexadecimal", bytes.fromhex(digits[0][shift : shift + n_digits].decode())
+                run = digits[0][shift : shift + n_digits]
+                yield "hexadecimal", bytes.fromhex(run.decode()), False
             start = digits.end()
             continue
         match = _BASE64.match(content, start)
@@ -186,4 +234,4 @@ def _decode_base64(content: bytes) -> Iterator[tuple[str, bytes]]:
         run = _LINE_BREAKS.sub(b"", match[0]).translate(bytes.maketrans(b"-_", b"+/"))
         for shift in range(4):
             n_characters = (len(run) - shift) // 4 * 4
-            yield "base64", base64.b64decode(run[shift : shift + n_characters])
+            yield "base64", base64.b64decode(run[shift : shift + n_characters]), False

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -38,13 +39,14 @@ class PartlyReadError(Exception):
 class Piece:
     """Hold a part of a layer's content.
 
-    place: its position, for reports; content: bytes, texts, or vectors (n, dimensions); start: the
-        offset in the file, if the content is bytes.
+    place: its position, for reports; content: bytes, texts, or vectors (n, dimensions); start,
+        path: the offset in a file, and the file, if the content is some of its bytes.
     """
 
     place: str
     content: bytes | Sequence[str] | Floats
     start: int = 0
+    path: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -114,10 +116,12 @@ class _Sightings:
 
     places: the positions of records found, keyed by kind of content and then by record index.
     other_texts: texts found that are not records of --kept, as an ordered set.
+    cut: a compressed part that could not be read to its end, or "".
     """
 
     places: dict[str, dict[int, str]] = field(default_factory=dict)
     other_texts: dict[str, None] = field(default_factory=dict)
+    cut: str = ""
 
     def add(self, kind: str, record: int, place: str) -> None:
         self.places.setdefault(kind, {}).setdefault(record, place)
@@ -137,6 +141,8 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
     try:
         for piece in layer.read_pieces():
             _look_into_piece(layer, piece, records, sightings)
+        if sightings.cut:
+            raise PartlyReadError(sightings.cut)
     except PartlyReadError as error:
         doubt = f"it was read only in part: {error}"
     verdicts = []
@@ -202,7 +208,9 @@ def _look_into_piece(
             _gather_other_texts(piece.content, records, sightings)
     _find_windows(layer, piece, content, records, sightings)
     if TEXT in layer.kinds or VECTORS in layer.kinds:
-        for name, part in decode_parts(content):
+        for name, part, is_cut in decode_parts(content, piece.path, piece.start):
+            if is_cut:
+                sightings.cut = f"{name} breaks off in {piece.place}"
             unlocated = replace(layer, locate=None)
             place = replace(piece, place=f"{name} in {piece.place}")
             _find_windows(unlocated, place, part, records, sightings)

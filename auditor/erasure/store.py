@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, make_unknown_name_error, wrap_library_errors
+from auditor.erasure.encodings import OVERLAP
 from auditor.erasure.layers import Layer, Piece
-from auditor.erasure.windows import SIZE, TEXT, VECTORS, WORDS
+from auditor.erasure.windows import TEXT, VECTORS, WORDS
 
 INSTALL = "pip install 'audit-lm[stores]'"
 BYTES = "bytes of "  # prefix of the names of file layers
@@ -197,9 +198,9 @@ def read_files(files: Iterable[tuple[Path, str]]) -> Iterator[Piece]:
             start = 0
             rest = b""
             while block := file.read(_AT_ONCE):
-                yield Piece(place, rest + block, start - len(rest))
+                yield Piece(place, rest + block, start - len(rest), path)
                 start += len(block)
-                rest = (rest + block)[1 - SIZE :]
+                rest = block[-OVERLAP:]
 
 
 def list_texts(value: Any) -> Iterator[str]:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import html
 import json
+import lzma
 import quopri
+import random
 import re
 import sqlite3
 import textwrap
@@ -14,13 +17,14 @@ import unicodedata
 import zlib
 from collections.abc import Callable
 from contextlib import closing
+from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
 import pyarrow
 import pytest
 
-from tests.erasure.stored import Row, examine, make_rows
+from tests.erasure.stored import Row, examine, make_rows, verdicts_by_layer
 
 
 def write_html(text: str, tag: str = "<br>") -> str:
@@ -91,6 +95,8 @@ TRANSFORMATIONS: dict[str, Write] = {
     "hexadecimal": lambda text: text.encode().hex(),
     "gzip": lambda text: gzip.compress(text.encode()),
     "zlib": lambda text: zlib.compress(text.encode()),
+    "bzip2": lambda text: bz2.compress(text.encode()),
+    "xz": lambda text: lzma.compress(text.encode()),
     "zstd": lambda text: compress_zstd(text.encode()),
     "base64 of gzip": lambda text: base64.b64encode(gzip.compress(text.encode())),
 }
@@ -175,3 +181,59 @@ def test_a_kept_record_with_other_numbers_is_no_leftover(tmp_path: Path) -> None
     kept[0]["text"] = number_lines(words, "7{} {}")
     (tmp_path / "notes.bin").write_bytes(b"\n".join(make_content(kept, str)))
     assert examine(tmp_path, deleted, kept, str(tmp_path / "notes.bin")).n_left == 0
+
+
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": lambda content: gzip.compress(content, 1),
+    "zlib": zlib.compress,
+    "bzip2": bz2.compress,
+    "xz": lambda content: lzma.compress(content, preset=0),
+    "zstd": compress_zstd,
+}
+
+
+def make_noise(n_bytes: int) -> bytes:
+    """Return bytes that take half of their size in a compressed part; none is stored as it is."""
+    return random.Random(0).randbytes(n_bytes).translate(bytes(i % 16 + 128 for i in range(256)))
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+@pytest.mark.parametrize("n_mebibytes", [3, 5])
+def test_compressed_files_are_read_to_their_end(
+    tmp_path: Path, name: str, n_mebibytes: int
+) -> None:
+    """The deleted record is last, behind the blocks of 4 MiB in which files are read."""
+    rows = make_rows(60)
+    deleted, kept = rows[-1:], rows[:-1]
+    noise = make_noise(n_mebibytes * 2**21)
+    contents = make_content(kept, str), [noise], make_content(deleted, str)
+    compressed = COMPRESSIONS[name](b"\n".join(chain(*contents)))
+    (tmp_path / "notes.dump").write_bytes(b"a header" + compressed)
+    assert examine(tmp_path, deleted, kept, str(tmp_path / "notes.dump")).n_left == 1
+
+
+@pytest.mark.parametrize("name", COMPRESSIONS)
+def test_compressed_parts_that_break_off_cannot_tell(tmp_path: Path, name: str) -> None:
+    """The file has no more than the first half of a compressed part, with all kept records."""
+    rows = make_rows(60)
+    deleted, kept = rows[-1:], rows[:-1]
+    noise = make_noise(2**22)
+    compressed = COMPRESSIONS[name](b"\n".join([*make_content(kept, str), noise]))
+    for stored, verdict in ((compressed, "gone"), (compressed[: 2**20], "cannot tell")):
+        (tmp_path / "notes.dump").write_bytes(stored)
+        erasure = examine(tmp_path, deleted, kept, str(tmp_path / "notes.dump"))
+        assert verdicts_by_layer(erasure)["bytes of notes.dump", "text"] == verdict
+        assert (name in str(erasure.verdicts)) == (verdict == "cannot tell")
+
+
+def test_a_compressed_part_within_another_is_read_or_cannot_tell(tmp_path: Path) -> None:
+    """An archive is decompressed in blocks of 4 MiB, at whose ends parts within break off."""
+    rows = make_rows(60)
+    deleted, kept = rows[-1:], rows[:-1]
+    noise = make_noise(2**22)
+    inner = gzip.compress(b"\n".join([noise, *make_content(deleted, str)]), 1)
+    for n_before, verdict in ((0, "still there"), (3 * 2**20, "cannot tell")):
+        archive = b"\n".join([*make_content(kept, str), noise[:1] * n_before, inner, noise])
+        (tmp_path / "notes.tar.gz").write_bytes(gzip.compress(archive, 1))
+        erasure = examine(tmp_path, deleted, kept, str(tmp_path / "notes.tar.gz"))
+        assert verdicts_by_layer(erasure)["bytes of notes.tar.gz", "text"] == verdict
