@@ -67,7 +67,7 @@ def _make_pair_table() -> Ints:
 # The first two bytes of punctuation, symbols, blanks of CJK, and byte order marks.
 _TRIPLES = np.array([*range(0xE280, 0xE2B0), 0xE380, 0xEFB8, 0xEFBB])
 _PAIRS = _make_pair_table()
-_IS_CHANGED = _PAIRS != np.arange(2**16)
+_IS_CHANGED = np.arange(2**16) != _PAIRS
 _IS_TRIPLE = np.isin(np.arange(2**16), _TRIPLES)
 
 
