@@ -39,7 +39,7 @@ def model() -> HuggingFaceModel:
     return made
 
 
-def guesses(asked: HuggingFaceModel, samples: int = 20) -> Found:
+def guesses(asked: HuggingFaceModel, samples: int = 6) -> Found:
     rows = torch.randint(1, 61, (AT_ONCE, 6), generator=torch.Generator().manual_seed(3)).tolist()
     queries = [Query(f"q{i}", tuple(row), 4) for i, row in enumerate(rows)]
     view = View("undefended", asked, WHITE_BOX, seed=0, batch_size=AT_ONCE)
