@@ -17,16 +17,20 @@ attacks, secrets or result files.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError, NotApplicable, TargetLacks
+from auditor.core.nouns import Tokens
 from auditor.core.result import Doubt
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.memory import BatchSizeLimit, group_equal_shapes
@@ -38,6 +42,7 @@ from auditor.models.partial_distributions import (
 )
 from auditor.models.rows import Completions, Rows, draw_row_completions
 
+_READ_TOKENS = 2**14  # of long texts whose hidden states are cached together
 _TEXTS_AT_ONCE = 32  # in a batch of `compute_text_nlls`
 
 
@@ -241,6 +246,13 @@ class LanguageModel(ABC):
             prefix_lengths: for each text, the length of the prefix to be completed. None means all
                 tokens up to the first scored position.
         """
+
+    def cache_hidden_states(self) -> AbstractContextManager[None]:
+        """Return a context in which texts that are read ahead need no second pass.
+
+        The weights must not change in this context.
+        """
+        return nullcontext()
 
     def forget_batch(self) -> None:  # noqa: B027 - most models cache nothing
         """Free the memory that only the last batch of texts needed."""
@@ -583,3 +595,49 @@ def compute_text_nlls(
         for i, nll in zip(batch, nlls, strict=True):
             results[i] = (nll, tokens.shape[1] - first)
     yield from (results[i] for i in range(len(texts)))
+
+
+def number_long_texts(texts: Iterable[Tokens]) -> Ints:
+    """Return a number for each text, (texts,): texts that begin with the previous one share it.
+
+    The windows of a long text do, because each begins with all of the text before it.
+    """
+    numbers = list[int]()
+    before: Tokens = ()
+    for place, text in enumerate(texts):
+        if 0 < len(before) < len(text) and text[: len(before)] == before:
+            numbers.append(numbers[-1])
+        else:
+            numbers.append(place)
+        before = text
+    return np.array(numbers, np.int64)
+
+
+def read_long_texts(
+    models: Sequence[LanguageModel], texts: Sequence[Tokens], numbers: Ints, last: Ints
+) -> Iterator[Ints]:
+    """Yield the places of all texts, in parts. The models read the texts of a part before it.
+
+    They read the texts with the same number in one pass. Texts whose number is their own come
+    first, and are not read.
+
+    Args:
+        models: the models.
+        texts: token ids of each text.
+        numbers: (texts,) from `number_long_texts`.
+        last: (texts,) number of trailing positions to score.
+    """
+    _, number, counts = np.unique(numbers, return_inverse=True, return_counts=True)
+    is_window = counts[number] > 1
+    if not is_window.all():
+        yield np.flatnonzero(~is_window)
+    n_tokens = np.zeros(len(counts), np.int64)  # of the longest text with each number
+    np.maximum.at(n_tokens, number[is_window], [len(texts[i]) for i in np.flatnonzero(is_window)])
+    part_of_text = (n_tokens.cumsum() // _READ_TOKENS)[number]
+    for part in np.unique(part_of_text[is_window]):
+        places = np.flatnonzero(is_window & (part_of_text == part))
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(model.cache_hidden_states())
+                model.read_ahead([texts[i] for i in places], last[places].tolist())
+            yield places

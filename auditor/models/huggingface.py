@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Literal
@@ -344,6 +344,16 @@ class HuggingFaceModel(LanguageModel):
         body = unwrap_peft(self.model).base_model
         head = self.model.get_output_embeddings()
         self.seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
+
+    @contextmanager
+    def cache_hidden_states(self) -> Iterator[None]:
+        earlier = self.seen
+        if earlier is None:
+            self.enable_hidden_state_cache()
+        try:
+            yield
+        finally:
+            self.seen = earlier
 
     def read_ahead(
         self,

@@ -11,7 +11,7 @@ import math
 import operator
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, overload
 
 import numpy as np
@@ -23,7 +23,7 @@ from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.core.secret_table import STRINGS, SecretTable, build_secret_table
-from auditor.models.base import LanguageModel
+from auditor.models.base import LanguageModel, read_long_texts
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.memory import BatchSizeLimit, group_equal_shapes
 from auditor.plugins.method import Method
@@ -304,8 +304,15 @@ def batch_equal_shapes(
     `size` is the largest number of secrets in a batch.
     """
     table = build_secret_table(secrets)
-    for indices in group_equal_shapes(table.lengths, size):
-        yield indices, *_load_tokens(table, indices, model.device)
+    for part in _read_windows((model,), table):
+        for indices in group_equal_shapes(table.lengths[part], size):
+            yield part[indices], *_load_tokens(table, part[indices], model.device)
+
+
+def _read_windows(models: Sequence[LanguageModel], secrets: SecretTable) -> Iterator[Ints]:
+    """Yield the places of all secrets, in parts. The models read each text of a part only once."""
+    texts = replace(secrets.texts, lengths=secrets.texts.lengths - 1)  # the last token is not read
+    yield from read_long_texts(models, texts, secrets.begins, secrets.lengths[:, 1])
 
 
 def _load_tokens(secrets: SecretTable, places: Ints, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -325,14 +332,17 @@ def observe_in_batches(
     # One limit for all shapes: a size that was too large for a shape is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
     table = build_secret_table(secrets)
-    for indices in group_equal_shapes(table.lengths):
-        # The default binds these indices: a plain closure would read those of a later iteration.
-        def seen(places: slice, order: Ints = indices) -> Sequence[Observation]:
-            batch = order[places]
-            return look(tuple(table[batch]), *_load_tokens(table, batch, view.target.device))
+    models = [model for model in (view.target, view.reference) if model is not None]
+    for part in _read_windows(models, table):
+        for indices in group_equal_shapes(table.lengths[part]):
+            # The default binds these indices: a plain closure would read those of a later
+            # iteration.
+            def seen(places: slice, order: Ints = part[indices]) -> Sequence[Observation]:
+                batch = order[places]
+                return look(tuple(table[batch]), *_load_tokens(table, batch, view.target.device))
 
-        for _, observations in at_once.run_pieces_within_memory(len(indices), seen):
-            yield from observations
+            for _, observations in at_once.run_pieces_within_memory(len(indices), seen):
+                yield from observations
 
 
 def read_token_statistics(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +27,12 @@ from auditor.generation.sample import (
 )
 from auditor.generation.search import beam_search, find_suffixes_above_threshold
 from auditor.generation.shared_candidates import CandidatesOnDisk
-from auditor.models.base import LanguageModel, implies_capability
+from auditor.models.base import (
+    LanguageModel,
+    implies_capability,
+    number_long_texts,
+    read_long_texts,
+)
 from auditor.models.decoding import ANCESTRAL, Decoding
 from auditor.models.memory import BatchSizeLimit, choose_memory_budget, group_equal_shapes
 from auditor.models.references import ReferenceModels
@@ -267,19 +273,26 @@ class View:
         batched: Callable[..., Iterator[Any]] = group_equal_shapes
         if sampling.search == "sample":
             batched = partial(batch_lengths, self.target, samples=sampling.samples)
+        has_long_texts = len(set(number_long_texts([q.prefix for q in queries]))) < len(queries)
         for indices in batched([query.lengths for query in queries]):
             batch_queries = [queries[i] for i in indices]
+            if has_long_texts:
+                batch_queries.sort(key=attrgetter("prefix"))  # the windows of a text together
 
             # The default binds this batch: a plain closure would read that of a later iteration.
             def find(batch: slice, queries: Sequence[Query] = batch_queries) -> None:
                 # Called again with smaller pieces after memory ran out: existing results are not
                 # drawn again.
                 fresh = [query for query in queries[batch] if query.id not in cache]
-                if fresh:
+                prefixes = [query.prefix for query in fresh]
+                numbers = number_long_texts(prefixes)
+                last = np.ones(len(fresh), np.int64)
+                for part in read_long_texts((self.target,), prefixes, numbers, last):
+                    part_queries = [fresh[i] for i in part]
                     new_candidates = self._candidates_of_batch(
-                        fresh, sampling, name, soft_prompt, rows
+                        part_queries, sampling, name, soft_prompt, rows
                     )
-                    for query, candidates in zip(fresh, new_candidates, strict=True):
+                    for query, candidates in zip(part_queries, new_candidates, strict=True):
                         cache[query.id] = candidates
 
             for places, _ in at_once.run_pieces_within_memory(len(batch_queries), find):

@@ -3,16 +3,21 @@ model where it must."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
+from auditor.core.nouns import Observation, Query, Secret
+from auditor.models import base
+from auditor.models.decoding import GREEDY
 from auditor.models.hidden_states import HiddenStateCache
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.models.rows import Rows
 from auditor.models.slot_cache import SlotLayer
+from auditor.plugins import probe
+from auditor.plugins.view import WHITE_BOX, Sampling, View
 from tests.conftest import tiny
 
 TEXTS = torch.arange(1, 41).view(4, 10)
@@ -238,3 +243,73 @@ def test_the_head_is_computed_once_for_all_texts_that_are_read_ahead(
         n_rows.clear()
         for log_probs, other in zip(found, plain, strict=True):
             torch.testing.assert_close(log_probs, other)
+
+
+def list_windows(texts: int, length: int) -> list[Secret]:
+    """Return the windows of long texts: every fifth token from the tenth, after all before it."""
+    windows = []
+    for text in range(texts):
+        tokens = torch.arange(length).mul(7).add(text).remainder(50).tolist()
+        for begin in range(10, length, 5):
+            secret = Secret(f"{text}-{begin}", tuple(tokens[:begin]), tuple(tokens[begin:][:4]))
+            windows.append(secret)
+    return windows
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_the_windows_of_a_long_text_share_one_pass(
+    model: HuggingFaceModel, parts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `alone` has no other window, and is read as before
+    alone = Secret("alone", tuple(range(20)), (3, 4, 5, 6))
+    secrets = [*list_windows(3, 50)[:8], alone, *list_windows(3, 50)[8:]]
+    n_parts = 1 + parts  # one more for `alone`
+    if parts == 3:
+        monkeypatch.setattr(base, "_READ_TOKENS", 50)
+    plain = {}
+    for secret in secrets:
+        pair = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
+        plain[secret.id] = model.token_log_probs(*pair)[0]
+    starts = list[int]()
+    read_ahead = model.read_ahead
+    monkeypatch.setattr(model, "read_ahead", lambda *args: (starts.append(1), read_ahead(*args)))
+
+    def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
+        rows = model.token_log_probs(prefixes, suffixes)
+        return [
+            Observation(secret.id, dict(zip("abcd", row.tolist(), strict=True)))
+            for secret, row in zip(batch, rows, strict=True)
+        ]
+
+    before = traffic.tokens
+    view = View("t", model, WHITE_BOX, seed=0)
+    seen = {o.secret: o.values for o in probe.observe_in_batches(view, secrets, 4, look)}
+    n_read = traffic.tokens - before
+    assert seen.keys() == plain.keys()
+    for id, row in plain.items():
+        torch.testing.assert_close(torch.tensor(list(seen[id].values())), row)
+    assert len(starts) == n_parts - 1
+    assert n_read <= 3 * 50 + len(alone.tokens) < sum(len(s.tokens) for s in secrets) / 4
+    assert model.seen is None  # the weights may change again
+
+
+def test_decoding_after_the_windows_of_a_long_text_reads_it_once(model: HuggingFaceModel) -> None:
+    model.can_join_rows = True
+    queries = [Query(s.id, s.prefix, len(s.suffix)) for s in list_windows(2, 50)]
+    sampling = Sampling(1, GREEDY)
+
+    def draw(alone: bool) -> dict[str, list[list[int]]]:
+        drawn = {}
+        for group in [[query] for query in queries] if alone else [queries]:
+            view = View("t", model, WHITE_BOX, seed=0)
+            for batch in view.candidates(group, sampling):
+                for query, candidates in batch:
+                    drawn[query.id] = candidates.suffixes.tolist()
+        return drawn
+
+    plain = draw(alone=True)
+    before = traffic.tokens
+    assert draw(alone=False) == plain
+    n_decoded = sum(query.lengths[1] for query in queries)
+    assert traffic.tokens - before <= 2 * 50 + n_decoded
+    assert n_decoded + 3 * 50 < sum(len(query.prefix) for query in queries)  # read one by one
