@@ -600,7 +600,7 @@ def compute_text_nlls(
 def number_long_texts(texts: Iterable[Tokens]) -> Ints:
     """Return a number for each text, (texts,): texts that begin with the previous one share it.
 
-    The windows of a long text do, because each begins with all of the text before it.
+    Windows of a long text share a number, if each window begins with the previous one.
     """
     numbers = list[int]()
     before: Tokens = ()

@@ -332,7 +332,9 @@ def observe_in_batches(
     # One limit for all shapes: a size that was too large for a shape is not tried on the next.
     at_once = BatchSizeLimit(view.batch_size or size)
     table = build_secret_table(secrets)
-    models = [model for model in (view.target, view.reference) if model is not None]
+    models = [view.target]
+    if view.reference is not None:
+        models.append(view.reference)
     for part in _read_windows(models, table):
         for indices in group_equal_shapes(table.lengths[part]):
             # The default binds these indices: a plain closure would read those of a later

@@ -273,7 +273,9 @@ class View:
         batched: Callable[..., Iterator[Any]] = group_equal_shapes
         if sampling.search == "sample":
             batched = partial(batch_lengths, self.target, samples=sampling.samples)
-        has_long_texts = len(set(number_long_texts([q.prefix for q in queries]))) < len(queries)
+        has_long_texts = len(set(number_long_texts(map(attrgetter("prefix"), queries)))) < len(
+            queries
+        )
         for indices in batched([query.lengths for query in queries]):
             batch_queries = [queries[i] for i in indices]
             if has_long_texts:
@@ -284,11 +286,11 @@ class View:
                 # Called again with smaller pieces after memory ran out: existing results are not
                 # drawn again.
                 fresh = [query for query in queries[batch] if query.id not in cache]
-                prefixes = [query.prefix for query in fresh]
+                prefixes = list(map(attrgetter("prefix"), fresh))
                 numbers = number_long_texts(prefixes)
                 last = np.ones(len(fresh), np.int64)
                 for part in read_long_texts((self.target,), prefixes, numbers, last):
-                    part_queries = [fresh[i] for i in part]
+                    part_queries = list(map(fresh.__getitem__, part))
                     new_candidates = self._candidates_of_batch(
                         part_queries, sampling, name, soft_prompt, rows
                     )
