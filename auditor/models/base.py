@@ -248,7 +248,7 @@ class LanguageModel(ABC):
         """
 
     def cache_hidden_states(self) -> AbstractContextManager[None]:
-        """Return a context in which texts that are read ahead need no second pass.
+        """Return a context: models read texts only once there, if `read_ahead` announced them.
 
         The weights must not change in this context.
         """
@@ -616,10 +616,9 @@ def number_long_texts(texts: Iterable[Tokens]) -> Ints:
 def read_long_texts(
     models: Sequence[LanguageModel], texts: Sequence[Tokens], numbers: Ints, last: Ints
 ) -> Iterator[Ints]:
-    """Yield the places of all texts, in parts. The models read the texts of a part before it.
+    """Yield the places of all texts, in parts. Models read the long texts of each part ahead.
 
-    They read the texts with the same number in one pass. Texts whose number is their own come
-    first, and are not read.
+    One pass reads all texts with the same number. Texts that share no number come first, unread.
 
     Args:
         models: the models.
