@@ -187,6 +187,9 @@ class LanguageModel(ABC):
     eos: tuple[int, ...] = ()
     device: torch.device = torch.device("cpu")
     notes: tuple[str, ...] = ()
+    # Returns a context in which the model reads texts only once that `read_ahead` announced. The
+    # weights must not change there. Most models cache nothing.
+    cache_hidden_states: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
     can_join_rows = False  # whether rows after prefixes of several lengths may be `joined`
     parts: int = 1
     prefix_token: tuple[int, ...] = ()
@@ -246,13 +249,6 @@ class LanguageModel(ABC):
             prefix_lengths: for each text, the length of the prefix to be completed. None means all
                 tokens up to the first scored position.
         """
-
-    def cache_hidden_states(self) -> AbstractContextManager[None]:
-        """Return a context: models read texts only once there, if `read_ahead` announced them.
-
-        The weights must not change in this context.
-        """
-        return nullcontext()
 
     def forget_batch(self) -> None:  # noqa: B027 - most models cache nothing
         """Free the memory that only the last batch of texts needed."""

@@ -395,7 +395,7 @@ class HuggingFaceModel(LanguageModel):
         # torch counts in-place writes to a weight in `_version`, except those through `.data`.
         weights = [*self.model.parameters()]
         self.begins = SharedPrefixCache(
-            self._transformers_logits,
+            self.transformers_logits,
             self.n_layers,
             lambda: sum(weight._version for weight in weights),
             **options,
@@ -562,7 +562,7 @@ class HuggingFaceModel(LanguageModel):
             return self.seen.log_probs(input_ids, last)
         if cache is None:
             return self.logits_after_cached_prefix(input_ids, last)
-        return self._transformers_logits(input_ids, last, cache)
+        return self.transformers_logits(input_ids, last, cache)
 
     def logits_after_cached_prefix(
         self,
@@ -588,13 +588,9 @@ class HuggingFaceModel(LanguageModel):
         cache = None
         if n_cached or layers is not None:
             cache = Cache(layers=list(prefix_layers))
-        return self._transformers_logits(
+        return self.transformers_logits(
             input_ids[:, n_cached:], last if n_logits is None else n_logits, cache
         )
-
-    def logits_without_cache(self, texts: Tensor, last: int) -> Tensor:
-        """Return the logits (B, last, V) of one plain transformers call for texts (B, n)."""
-        return self._transformers_logits(texts, last, None)
 
     def log_probs_at_positions(self, texts: Tensor, positions: Tensor, last: int) -> Tensor | None:
         """Return log-probabilities (B, last, V) of texts (B, n) with token positions (B, n).
@@ -611,9 +607,13 @@ class HuggingFaceModel(LanguageModel):
         logits = self.model(input_ids=texts, **extra).logits[:, -last:].float()
         return torch.log_softmax(logits, dim=-1)
 
-    def _transformers_logits(
+    def transformers_logits(
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None
     ) -> Tensor:
+        """Return the logits (B, last, V) of one plain transformers call.
+
+        `input_ids` is a result of `prepend_soft_prompt` and continues the texts in `cache`.
+        """
         native_cache = None
         if isinstance(cache, NativeCache):
             native_cache = cache

@@ -518,10 +518,10 @@ class _SelfCheckTrial:
             row_log_probs, context = collect_row_log_probs(rows, text, len(prefix), steps)
             last = len(steps) + 1
             if not self.model.activation:
-                log_probs = self.model.logits_without_cache(context, last).log_softmax(-1)
+                log_probs = self.model.transformers_logits(context, last, None).log_softmax(-1)
             else:  # its effect on a text depends on the end of the text
                 ends = range(len(prefix), len(prefix) + last)
-                logits = [self.model.logits_without_cache(context[:, :end], 1) for end in ends]
+                logits = [self.model.transformers_logits(context[:, :end], 1, None) for end in ends]
                 log_probs = torch.cat(logits, dim=1).log_softmax(-1)
                 if not self.is_same_distribution(self.model.log_probs(context, last), log_probs):
                     return False

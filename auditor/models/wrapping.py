@@ -41,6 +41,7 @@ class WrappingModel(LanguageModel):
 
     embedding_rows = _make_forwarding_method("embedding_rows")
     read_ahead = _make_forwarding_method("read_ahead")
+    cache_hidden_states = _make_forwarding_method("cache_hidden_states")
     forget_batch = _make_forwarding_method("forget_batch")
     special_token_id = _make_forwarding_method("special_token_id")
     digest = _make_forwarding_method("digest")

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -113,9 +112,6 @@ class PrefixedModel(WrappingModel):
         if not isinstance(self.model, ReadsPositions):
             return None
         return self.model.log_probs_at_positions(texts, positions, last)
-
-    def cache_hidden_states(self) -> AbstractContextManager[None]:
-        return self.model.cache_hidden_states()
 
     def forget_batch(self) -> None:
         self.model.forget_batch()

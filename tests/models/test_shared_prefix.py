@@ -157,14 +157,14 @@ def test_the_self_check_finds_a_model_that_is_wrong_behind_a_cache(
     model = tiny_model("llama")
     if remembers:
         model.enable_hidden_state_cache()
-    own = model._transformers_logits
+    own = model.transformers_logits
 
     def forgets(read: torch.Tensor, last: int, cache: Any) -> torch.Tensor:
         return own(read, last, cache if len(read) == 1 or read.shape[1] == 1 else None)
 
     # which would find it, too
     monkeypatch.setattr(self_check._SelfCheckTrial, "choose_row_serving", lambda trial: None)
-    monkeypatch.setattr(model, "_transformers_logits", forgets)
+    monkeypatch.setattr(model, "transformers_logits", forgets)
     self_check.configure_serving(model, 40)
     assert model.begins is None
     assert any("read again for each" in note for note in model.notes)
