@@ -331,11 +331,8 @@ def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Pa
         ".tex": tables.LATEX_GAP.join(map(tables.render_latex_table, grids)),
         ".json": json.dumps(to_json(list(frontiers)), indent=1, allow_nan=False) + "\n",
     }
-    paths = []
-    for ending in (".svg", ".png"):
-        path = folder / f"{NAME}{ending}"
-        plot_files.save_frontier_plot(path, draw_frontier_figures(frontiers), alt)
-        paths.append(path)
+    paths = [folder / f"{NAME}{ending}" for ending in (".svg", ".png")]
+    plot_files.save_frontier_plot(paths, draw_frontier_figures(frontiers), alt)
     for ending, text in texts.items():
         path = folder / f"{NAME}{ending}"
         disk.replace_atomically(path, text)

@@ -44,9 +44,10 @@ def save_wrong_guesses_curve(path: Path, points: Sequence[tuple[int, float]]) ->
         set_percent_axis(axes)
 
 
-def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
-    """Save plots with a common legend as .svg or .png. alt: text for readers who cannot see
-    plots.
+def save_frontier_plot(paths: Sequence[Path], blocks: Sequence[Block], alt: str) -> None:
+    """Save plots with a common legend as .svg and .png.
+
+    alt: text for readers who cannot see plots.
     """
 
     def paint(colour: str) -> str:
@@ -54,7 +55,7 @@ def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
 
     columns = min(2, len(blocks))
     lines = -(-len(blocks) // columns)
-    with _open_plot_axes(path) as (figure, first):
+    with _open_plot_axes(*paths) as (figure, first):
         first.remove()  # the default axes of every styled figure
         figure.set_size_inches(5.2 * columns, 3.6 * lines)
         for i, block in enumerate(blocks):
@@ -66,35 +67,40 @@ def save_frontier_plot(path: Path, blocks: Sequence[Block], alt: str) -> None:
             handles, labels, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=1 + columns
         )
     # matplotlib writes no alternative text: add it to the SVG afterwards.
-    if path.suffix.lower() == ".svg":
-        opening, svg, body = path.read_text(encoding="utf-8").partition("<svg ")
-        attributes, _, rest = body.partition(">")
-        title = f'<title id="alt">{escaping.escape_for_html(alt)}</title>'
-        disk.replace_atomically(
-            path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{title}{rest}'
-        )
+    for path in paths:
+        if path.suffix.lower() == ".svg":
+            opening, svg, body = path.read_text(encoding="utf-8").partition("<svg ")
+            attributes, _, rest = body.partition(">")
+            title = f'<title id="alt">{escaping.escape_for_html(alt)}</title>'
+            disk.replace_atomically(
+                path, f'{opening}{svg}role="img" aria-labelledby="alt" {attributes}>{title}{rest}'
+            )
 
 
 @contextmanager
-def _open_plot_axes(path: Path) -> Iterator[tuple[Figure, Axes]]:
-    """Yield axes in light colours and save them on exit.
+def _open_plot_axes(*paths: Path) -> Iterator[tuple[Figure, Axes]]:
+    """Yield axes in light colours and save them in each file on exit.
 
-    Raise AuditError unless the suffix is .svg or .png.
+    Raise AuditError unless all suffixes are .svg or .png.
     """
-    if path.suffix.lower() not in METADATA:
-        raise AuditError(f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}")
-    if not path.parent.is_dir():
-        raise AuditError(f"cannot write {str(path)!r}: no such folder as {str(path.parent)!r}")
+    for path in paths:
+        if path.suffix.lower() not in METADATA:
+            raise AuditError(
+                f"expected --plot to end in {' or '.join(METADATA)}, got {path.name!r}"
+            )
+        if not path.parent.is_dir():
+            raise AuditError(f"cannot write {str(path)!r}: no such folder as {str(path.parent)!r}")
     with styled_figure_context(LIGHT_STYLE) as (figure, axes):
         yield figure, axes
-        ending = path.suffix.lower()
-        with disk.open_atomic_replacement(path) as scratch:  # private to its owner, and atomic
-            # `format`, as the scratch file ends in .tmp.
-            figure.savefig(
-                scratch,
-                format=ending[1:],
-                dpi=200,
-                facecolor="white",
-                metadata=METADATA[ending],
-                bbox_inches="tight",
-            )
+        for path in paths:
+            ending = path.suffix.lower()
+            with disk.open_atomic_replacement(path) as scratch:  # private to its owner, and atomic
+                # `format`, as the scratch file ends in .tmp.
+                figure.savefig(
+                    scratch,
+                    format=ending[1:],
+                    dpi=200,
+                    facecolor="white",
+                    metadata=METADATA[ending],
+                    bbox_inches="tight",
+                )

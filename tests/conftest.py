@@ -165,9 +165,10 @@ def framed(block: Figure) -> str:
     return plots._format_inline_svg('<svg viewBox="0 0 1 1"></svg>', block)
 
 
-def unpainted(path: Path, blocks: Sequence[Figure], alt: str) -> None:
-    """A picture's file with its text alone."""
-    disk.replace_atomically(path, alt)
+def unpainted(paths: Sequence[Path], blocks: Sequence[Figure], alt: str) -> None:
+    """A picture's files with its text alone."""
+    for path in paths:
+        disk.replace_atomically(path, alt)
 
 
 # What is imported and collected stays: looking through it for garbage again and again takes a tenth
