@@ -55,6 +55,8 @@ _TICKS = 5  # dates that fit side by side under a plot
 
 def render_plot_svg(block: Block) -> str:
     """Render the block as one `<svg>` element."""
+    from matplotlib.backends.backend_svg import RendererSVG
+
     with styled_figure_context(STYLE) as (figure, axes):
         PLOTS[block.plot](axes, block)
         if PLOTS[block.plot] is plot_frontier.draw_frontier:
@@ -77,14 +79,11 @@ def render_plot_svg(block: Block) -> str:
         )
         text = io.StringIO()
         nothing = METADATA[".svg"]
-        figure.savefig(
-            text,
-            format="svg",
-            transparent=True,
-            metadata=nothing,
-            bbox_inches="tight",
-            pad_inches=0.04,
-        )
+        # "tight" would draw the figure twice.
+        figure.dpi = 72
+        renderer = RendererSVG(1, 1, io.StringIO(), image_dpi=72)
+        box = figure.get_tightbbox(renderer).padded(0.04)
+        figure.savefig(text, format="svg", transparent=True, metadata=nothing, bbox_inches=box)
     return _format_inline_svg(text.getvalue(), block)
 
 
