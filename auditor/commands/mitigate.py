@@ -80,7 +80,7 @@ def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:
     from auditor.reports.files import write_document
     from auditor.runs import mitigation
 
-    out = plan.options.out
+    out = plan.out
     again = f"the same command continues from what is kept in {out}"
     # Locked until the page is written: otherwise two runs of the same command would train into one
     # folder.

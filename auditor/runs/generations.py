@@ -73,15 +73,6 @@ class TrainingCorpus:
                 aliases[home] = (*aliases.get(home, ()), secret.alias)
         return aliases
 
-    @cached_property
-    def record_counts_by_copies(self) -> dict[int | None, int]:
-        """Number of training records with at least `self.n` tokens, keyed by number of copies.
-
-        The key None counts records with an unknown number of copies.
-        """
-        lengths = self.index.text_lengths[: len(self.index.copies)]
-        return dict(Counter(compress(self.index.copies, lengths >= self.n)))
-
     def list_corpus_notes(self, prompts: Sequence[Tokens]) -> tuple[str, ...]:
         n_known = len(self.index.copies)
         n_texts = len(self.index.text_lengths)
@@ -280,7 +271,10 @@ def _build_record_columns(
             secrets.append(secret)
             places.append(place)
     yield Column(RECORDS, cell, "record", secrets, places)
-    counts_by_copies = corpus.record_counts_by_copies
+    index = corpus.index
+    is_long = index.text_lengths[: len(index.copies)] >= corpus.n
+    # The key None counts records with an unknown number of copies.
+    counts_by_copies = Counter(compress(index.copies, is_long))
     yield Column(
         RECORDS,
         cell,

@@ -89,12 +89,11 @@ class TrainingOutcome:
     seconds: float
 
 
-@dataclass(frozen=True)
-class Mitigation:
-    """Planned mitigation of a run's model.
+@dataclass(frozen=True, kw_only=True)
+class Mitigation(MitigationOptions):
+    """Planned mitigation of a run's model, with the options of the command.
 
     Args:
-        options: options of the command.
         plan: plan of the first audit.
         trainer: training method of the mitigation.
         recipe: arguments that repeat the recorded training. None in the lab, and None if the user
@@ -102,7 +101,6 @@ class Mitigation:
         command: words of the user's training command; () if no command was given.
     """
 
-    options: MitigationOptions
     plan: Plan
     trainer: Trainer
     recipe: training.TrainingRequest | None = None
@@ -124,7 +122,7 @@ class Mitigation:
         plan = self.plan.with_fields(defense=(), defense_options={}, submission=None)
         if self.plan.target.uses_builtin_lab:
             return plan.with_fields(mitigation={"method": self.trainer.name, **vars(self.trainer)})
-        model = self.options.out / MODEL
+        model = self.out / MODEL
         adapter = (model / "adapter_config.json").is_file()
         # A new adapter needs the audited adapter's base model; a complete model needs no base
         # model.
@@ -141,7 +139,7 @@ class Mitigation:
         """Path of the training data file of a model outside the lab."""
         if self.recipe:
             return self.recipe.data
-        return self.options.data or str(self.plan.data.data)
+        return self.data or str(self.plan.data.data)
 
     def configuration(self) -> dict[str, Any]:
         """Return the configuration to record in the output folder.
@@ -149,13 +147,13 @@ class Mitigation:
         An output folder with a different configuration is refused.
         """
         choices = {
-            "run": str(self.options.run.resolve()),
-            "by": self.options.by,
-            "train": self.options.train,
+            "run": str(self.run.resolve()),
+            "by": self.by,
+            "train": self.train,
         }
         # Round trip through JSON (lists for tuples), for equality with a configuration from a file.
         plain: dict[str, Any] = json.loads(
-            json.dumps({**choices, "data": self.options.data, "options": self.options.options})
+            json.dumps({**choices, "data": self.data, "options": self.options})
         )
         return plain
 
@@ -180,7 +178,7 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
                 )
         trainer = Site(plan.with_fields(mitigation={"method": name, **options})).mitigation
         assert trainer is not None  # the plan names it
-        return Mitigation(request, plan, trainer)
+        return Mitigation(**vars(request), plan=plan, trainer=trainer)
     recipe = None
     if request.train is None:
         recipe = training.read_recorded_training_request(
@@ -200,7 +198,9 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
                 )
     trainer = build_plugin("mitigation", registry.list_mitigations(), name, options)
     command = () if request.train is None else _split_training_command(request.train, trainer)
-    mitigation = Mitigation(request, plan, trainer, recipe, command)
+    mitigation = Mitigation(
+        **vars(request), plan=plan, trainer=trainer, recipe=recipe, command=command
+    )
     if isinstance(trainer, DataVariant) and not (
         Path(mitigation.training_records_file).suffix.lower() in WRITERS
         and Path(mitigation.training_records_file).is_file()
@@ -303,7 +303,7 @@ def audit_mitigated_model(
     """
     # Share a cache: the audit attacks the model that the lab trains now.
     shared = SweepCache()
-    out = mitigation.options.out
+    out = mitigation.out
     with reporter.stage(f"train by {mitigation.trainer.name}"):
         outcome = train_mitigated_model(mitigation, run, reporter, shared)
     if (out / result_file.RESULT).is_file():
@@ -314,7 +314,7 @@ def audit_mitigated_model(
         plan = Plan.from_json(folder.plan())
     else:
         folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
-        if (form := RunFolder(mitigation.options.run).text_form()) is not None:
+        if (form := RunFolder(mitigation.run).text_form()) is not None:
             # Render the same secrets in the same way, even on a different day.
             folder.save_text_form(form)
     try:
@@ -344,11 +344,11 @@ def compare_mitigated_run(
     count_remaining = mitigation.copies_left_function
     prediction = count_remaining and advice.predict_undefended_recall(
         phrases.make_result_printable(run.result),
-        secret_details.read_secret_details(mitigation.options.run),
+        secret_details.read_secret_details(mitigation.run),
         count_remaining,
     )
-    method = mitigation.options.by
-    for name, value in mitigation.options.options.items():
+    method = mitigation.by
+    for name, value in mitigation.options.items():
         method += f" -D {name}={value}"
     return BeforeAfter(
         method=method,
@@ -357,7 +357,7 @@ def compare_mitigated_run(
         result_after=after.result,
         predicted=(prediction[0].cell_key, prediction[1]) if prediction else None,
         perplexity=_measure_perplexity_change(
-            mitigation.options.run, run.result, mitigation.options.out, after.result
+            mitigation.run, run.result, mitigation.out, after.result
         ),
         training_remarks=outcome.told,
         seconds=outcome.seconds,
@@ -402,7 +402,7 @@ def train_mitigated_model(
     Raise AuditError for the folder of a different mitigation, or if the training refuses its input.
     In the latter case, partial output is removed.
     """
-    out = mitigation.options.out
+    out = mitigation.out
     configuration = mitigation.configuration()
     earlier_record = training.read_matching_record(
         out, RECORD, configuration, "belongs to another mitigation"
@@ -452,7 +452,7 @@ def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, .
     Raise AuditError if the model was not trained on these records, or if the command makes no
     model.
     """
-    out = mitigation.options.out / MODEL
+    out = mitigation.out / MODEL
     recipe = mitigation.recipe
     if recipe is not None:
         training.check_same_training_records(Path(str(mitigation.plan.target.model)), recipe)
@@ -460,7 +460,7 @@ def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, .
     data = mitigation.training_records_file
     if isinstance(mitigation.trainer, DataVariant):
         column = recipe.text_column if recipe else None
-        reduced = mitigation.options.out / f"data{Path(data).suffix.lower()}"
+        reduced = mitigation.out / f"data{Path(data).suffix.lower()}"
         messages = (write_kept_data(mitigation.trainer, data, reduced, column),)
         data = str(reduced)
     if recipe is not None:
@@ -512,9 +512,7 @@ def _write_dropped_records(
 
     Write nothing if the user gave a list of records to drop.
     """
-    if getattr(mitigation.trainer, "listed", "") != str(
-        (mitigation.options.out / DROPPED).resolve()
-    ):
+    if getattr(mitigation.trainer, "listed", "") != str((mitigation.out / DROPPED).resolve()):
         return
     ids = list_extracted_members(run)
     if not ids:
@@ -530,7 +528,7 @@ def _write_dropped_records(
         texts = []
         for id in ids:
             texts.append(format_data_row(rows[int(id.split("-")[1])]))
-    write_shard_record_list(mitigation.options.out / DROPPED, texts)
+    write_shard_record_list(mitigation.out / DROPPED, texts)
 
 
 def list_extracted_members(run: RunOutcomes) -> list[str]:

@@ -37,7 +37,6 @@ from auditor.core.nouns import (
     CellKey,
     Guess,
     Guesses,
-    Mark,
     Observation,
     Secret,
 )
@@ -438,40 +437,34 @@ def _measure_personal_data(
         For each kind, the number of items in members and in non-members.
     """
     recognisers = pii.PiiRecognisers() if pii.has_pii_packages() else None
-    marks_of_records = []
     # An item that is only a part of longer words in its record may match parts elsewhere.
     whole_word_only: dict[str, bool] = {}
-    for record in records:
-        marks: dict[Mark, None] = {}
+    items: dict[tuple[int, str, str], None] = {}  # (record, kind, text)
+    for i, record in enumerate(records):
         for span in pii.find_pii_spans(record.text, record.marks, recognisers):
-            marks[span.kind, record.text[span.start : span.end]] = None
-        marks_of_records.append(marks)
-        for _, string in marks:
+            string = record.text[span.start : span.end]
+            items[i, span.kind, string] = None
             is_word = is_whole_word_somewhere(string, record.text)
             whole_word_only[string] = is_word and whole_word_only.get(string, True)
-    strings_by_side: dict[bool, dict[str, bool]] = {True: {}, False: {}}
-    texts_by_side: dict[bool, list[str]] = {True: [], False: []}
-    for marks, record in zip(marks_of_records, records, strict=True):
-        texts_by_side[record.member].append(record.text)
-        for _, string in marks:
-            strings_by_side[record.member][string] = whole_word_only[string]
     shared = set()
-    for side, strings_of_side in strings_by_side.items():
-        shared |= _find_strings(strings_of_side, texts_by_side[not side])
+    for side in (True, False):
+        strings = dict[str, bool]()
+        for i, _, string in items:
+            if records[i].member == side:
+                strings[string] = whole_word_only[string]
+        shared |= _find_strings(strings, [r.text for r in records if r.member != side])
     # Search the raw text, not its words: numbers and addresses contain punctuation.
     text_strings = _find_strings(whole_word_only, release.written)
-    shares_by_kind: dict[str, list[float]] = {}
     counts: dict[str, Counter[str]] = {}
-    for i, (marks, record) in enumerate(zip(marks_of_records, records, strict=True)):
-        strings_by_kind: dict[str, set[str]] = {}
-        for kind, string in marks:
-            strings_by_kind.setdefault(kind, set()).add(string)
-        for kind, strings in strings_by_kind.items():
-            strings -= shared
-            counts.setdefault(kind, Counter())[_SIDES[record.member]] += len(strings)
-            if strings:
-                shares = shares_by_kind.setdefault(kind, [float("nan")] * len(records))
-                shares[i] = len(strings & text_strings) / len(strings)
+    hits: dict[tuple[str, int], list[bool]] = {}
+    for i, kind, string in items:
+        counts.setdefault(kind, Counter())[_SIDES[records[i].member]] += string not in shared
+        if string not in shared:
+            hits.setdefault((kind, i), []).append(string in text_strings)
+    shares_by_kind: dict[str, list[float]] = {}
+    for (kind, i), is_found in hits.items():
+        shares = shares_by_kind.setdefault(kind, [float("nan")] * len(records))
+        shares[i] = sum(is_found) / len(is_found)
     return dict(sorted(shares_by_kind.items())), {
         kind: KindCount(**numbers) for kind, numbers in sorted(counts.items())
     }

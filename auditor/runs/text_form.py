@@ -61,13 +61,11 @@ class _RenderingScores:
         members: scores of members' rows, of shape (rows,), keyed by rendering.
         nonmembers: function from a rendering to the scores of non-members' rows, of shape (rows,);
             None if no non-members exist.
-        phrase: name of the rows in sentences.
     """
 
     forms: Sequence[ChatRendering]
     members: Mapping[ChatRendering, Floats]
     nonmembers: Callable[[ChatRendering], Floats] | None
-    phrase: str
 
     def __len__(self) -> int:
         return len(next(iter(self.members.values()), ()))
@@ -143,9 +141,7 @@ def choose_text_form(
         )
         return usual, TextForm(usual.name, usual.day, usual.digest, sentence)
     hurried = most < ROWS
-    sample = _score_renderings(
-        model, candidates, usual, rows, nonmembers, f"rows of {flag}", hurried
-    )
+    sample = _score_renderings(model, candidates, usual, rows, nonmembers, hurried)
     best = usual
     doubts = []
     if len(sample):
@@ -157,7 +153,7 @@ def choose_text_form(
     if best.writes_day:
         best, day_doubts = _choose_likeliest_day(days, model, best, rows, hurried)
         doubts += day_doubts
-    sentence = _describe_form_choice(sample, best, usual, is_requested)
+    sentence = _describe_form_choice(sample, best, usual, is_requested, flag)
     if not nonmembers:
         sentence += _UNKNOWN
     return best, TextForm(best.name, best.day, best.digest, sentence, tuple(doubts))
@@ -232,7 +228,6 @@ def _score_renderings(
     usual: ChatRendering,
     rows: Sequence[Conversation],
     others: Sequence[Conversation],
-    description: str,
     hurried: bool,
 ) -> _RenderingScores:
     """Score members' rows in each rendering. Score non-members' rows only when first needed.
@@ -246,7 +241,6 @@ def _score_renderings(
         usual: the default rendering.
         rows: members' rows.
         others: non-members' rows.
-        description: name of the rows in sentences.
         hurried: whether to score only the starts of a few answers if they make the choice clear.
 
     Raises:
@@ -288,8 +282,7 @@ def _score_renderings(
             nll = {form: np.concatenate([nll[form], score(form, rest)]) for form in forms}
     # Non-members are scored when first asked for.
     score_others = functools.cache(lambda form: score(form, outside)) if outside else None
-    n_scored = len(next(iter(nll.values()), ()))
-    return _RenderingScores(forms, nll, score_others, f"{n_scored} {description}")
+    return _RenderingScores(forms, nll, score_others)
 
 
 def _render_answer_pairs(
@@ -371,7 +364,7 @@ def _choose_likeliest_day(
     if len(days) == 1:  # --date
         return form, []
     dated = [replace(form, day=day) for day in days]
-    members = _score_renderings(model, dated, dated[0], rows, (), "", hurried).members
+    members = _score_renderings(model, dated, dated[0], rows, (), hurried).members
     best = dated[0]
     if members:
         best = choose_likeliest_reading(best, members)
@@ -389,7 +382,11 @@ def _choose_likeliest_day(
 
 
 def _describe_form_choice(
-    sample: _RenderingScores, best: ChatRendering, usual: ChatRendering, settled: bool
+    sample: _RenderingScores,
+    best: ChatRendering,
+    usual: ChatRendering,
+    settled: bool,
+    flag: str,
 ) -> str:
     """Return a sentence about the chosen rendering and its mean loss.
 
@@ -400,6 +397,7 @@ def _describe_form_choice(
         best: the chosen rendering.
         usual: the default rendering.
         settled: whether the user requested the rendering.
+        flag: option that names the rows' file.
     """
     origin = "as given (--template)" if settled else "the default"
     if settled and sample.nonmembers and not _has_nonmember_support(sample, best):
@@ -423,7 +421,10 @@ def _describe_form_choice(
     if others:
         nearest = ", ".join(f"{name} {mean:.3f}" for mean, name in sorted(others)[:3])
         loss += f" ({nearest})"
-    return f"text form {best.name_with_day}, {origin}; mean loss of {sample.phrase}: {loss}"
+    return (
+        f"text form {best.name_with_day}, {origin}; mean loss of {len(sample)} rows of {flag}: "
+        f"{loss}"
+    )
 
 
 def _describe_form_doubts(

@@ -487,27 +487,17 @@ def count_row_copies(
             n_compared = min(len(tokens), 2 * record.n_suffix)
             limits.append(int(n_compared * NEAR_SHARE))
         pairs = index_pairs_within_edit_limits(texts, texts, limits)
-        groups = label_connected_texts(len(texts), pairs).tolist()
-        group_sizes = Counter(groups)
-        texts_of_group: dict[int, dict[int, set[str]]] = {}  # by length
-        for record, group in zip(records, groups, strict=True):
-            of_length = texts_of_group.setdefault(group, {})
-            if group_sizes[group] > 1:
-                text = record.compared_text
-                of_length.setdefault(len(text), set()).add(text)
-        of_group: dict[int, dict[int, int]] = {}  # the copies of each row with a text in the group
-        for record, group in zip(records, groups, strict=True):
-            of_row = of_group.setdefault(group, {})
-            n_copies = 1 if record.repeats is None else record.repeats
-            if counts_occurrences and _contains_other_text(record, texts_of_group[group]):
-                n_copies = 0
-            of_row[record.row] = max(of_row.get(record.row, 0), n_copies)
-        # Windows of the same row are not copies of each other.
+        groups: dict[int, list[int]] = {}  # records that are near copies of each other
+        for i, group in enumerate(label_connected_texts(len(texts), pairs).tolist()):
+            groups.setdefault(group, []).append(i)
         n_near = 0
-        for i, group in enumerate(groups):
-            if len(of_group[group]) > 1:
-                n_near += 1
-                times[i] = sum(of_group[group].values())
+        for indices in groups.values():
+            of_row = _count_near_copies([records[i] for i in indices], counts_occurrences)
+            # Windows of the same row are not copies of each other.
+            if len(of_row) > 1:
+                n_near += len(indices)
+                for i in indices:
+                    times[i] = sum(of_row.values())
         if n_near:
             notes.append(
                 f"{plural(n_near, 'record')} with near copies, which count as copies of each other"
@@ -521,6 +511,21 @@ def count_row_copies(
             count if before is None or count is None else max(before, count)
         )
     return copies_of_rows
+
+
+def _count_near_copies(records: Sequence[DataRecord], counts_occurrences: bool) -> dict[int, int]:
+    """Count the copies of each row with some of these records, which are near copies."""
+    texts: dict[int, set[str]] = {}  # by length
+    if counts_occurrences and len(records) > 1:
+        for record in records:
+            texts.setdefault(len(record.compared_text), set()).add(record.compared_text)
+    n_copies_of_row: dict[int, int] = {}
+    for record in records:
+        n_copies = 1 if record.repeats is None else record.repeats
+        if _contains_other_text(record, texts):
+            n_copies = 0
+        n_copies_of_row[record.row] = max(n_copies_of_row.get(record.row, 0), n_copies)
+    return n_copies_of_row
 
 
 def _contains_other_text(record: DataRecord, texts: Mapping[int, Collection[str]]) -> bool:
