@@ -3,6 +3,23 @@
 `chat_rendering.py` defines the renderings. A model may recite nothing in a rendering that its
 training did not use; zero extraction would then mean nothing. Therefore a sample of the training
 data is scored in every rendering that trainers use for such rows.
+
+**Choice.** At most `most` rows of `--known`, or else of `--data`, are scored: each answer has a
+mean nll per token in every candidate rendering. If `most` is below `ROWS` and the starts of a few
+answers make the choice clear, only these are scored. The default rendering stays unless a different
+one is significantly more likely (`choose_likeliest_reading`). If the template writes the day, the
+day is then chosen by the same test. `--template` and `--date` replace the choice. The alternatives
+are still scored, and a more likely alternative is a doubt. A requested rendering needs no other
+confirmation, because only the user knows the training.
+
+**Doubt.** If members are as unlikely as non-members in every candidate (one-sided Welch test,
+Bonferroni over the renderings), either the model memorised nothing or the rendering is wrong. This
+is a doubt unless the answers of non-members, which no model memorised, confirm the rendering. They
+confirm it if they are more likely in it than in every candidate of a different kind (a template,
+Alpaca's text, no template): the lower end of the paired interval must be at least `MARGIN` nats per
+token. This is no proof: a model also passes if it was tuned on a template that is a candidate, and
+later on one that is not. Non-members do not confirm a day: without `--date`, the chosen day must be
+more likely than every other day.
 """
 
 from __future__ import annotations
@@ -81,23 +98,7 @@ def choose_text_form(
     """Choose the rendering of `--data`. Return the rendering, then its record with all doubts.
 
     A rendering writes a conversation as text. Return None for texts and tokens, which need none.
-
-    **Choice.** At most `most` rows of `--known`, or else of `--data`, are scored: each answer has a
-    mean nll per token in every candidate rendering. If `most` is below `ROWS` and the starts of a
-    few answers make the choice clear, only these are scored. The default rendering stays unless a
-    different one is significantly more likely (`choose_likeliest_reading`). If the template writes
-    the day, the day is then chosen by the same test. `--template` and `--date` replace the choice.
-    The alternatives are still scored, and a more likely alternative is a doubt. A requested
-    rendering needs no other confirmation, because only the user knows the training.
-
-    **Doubt.** If members are as unlikely as non-members in every candidate (one-sided Welch test,
-    Bonferroni over the renderings), either the model memorised nothing or the rendering is wrong.
-    This is a doubt unless the answers of non-members, which no model memorised, confirm the
-    rendering. They confirm it if they are more likely in it than in every candidate of a different
-    kind (a template, Alpaca's text, no template): the lower end of the paired interval must be at
-    least `MARGIN` nats per token. This is no proof: a model also passes if it was tuned on a
-    template that is a candidate, and later on one that is not. Non-members do not confirm a day:
-    without `--date`, the chosen day must be more likely than every other day.
+    The module describes the choice and its doubts.
 
     Args:
         reader: reader of the plan's files.
@@ -432,8 +433,8 @@ def _describe_form_doubts(
 ) -> list[str]:
     """Return doubts about the chosen rendering, as sentences.
 
-    A wrong rendering could be the reason why nothing is extracted. `choose_text_form` describes
-    when there is a doubt.
+    A wrong rendering could be the reason why nothing is extracted. The module
+    describes when there is a doubt.
 
     Args:
         sample: scores of the data rows.
@@ -485,7 +486,7 @@ def _has_likelier_members(sample: _RenderingScores, form: ChatRendering) -> bool
 def _has_nonmember_support(sample: _RenderingScores, best: ChatRendering) -> bool:
     """Test if answers of non-members, which no model memorised, confirm the rendering.
 
-    `choose_text_form` describes the test.
+    The module describes the test.
     """
     others = sample.nonmembers
     assert others is not None
