@@ -37,8 +37,7 @@ import numpy as np
 from auditor.benchmarks.data import chat, chat_rendering
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import MESSAGES, Conversation, UnusableConversation
-from auditor.benchmarks.data.files import TableReader
-from auditor.benchmarks.data.whole_texts import sample_data_conversations
+from auditor.benchmarks.data.files import TableReader, sample_data_conversations
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens

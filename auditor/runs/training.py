@@ -24,8 +24,8 @@ from auditor.benchmarks.data import chat_rendering
 from auditor.benchmarks.data.chat import LEARNT, render_chat
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import ASSISTANT, Conversation, UnusableConversation
+from auditor.benchmarks.data.files import read_unit_texts
 from auditor.benchmarks.data.splitting import format_row_numbers
-from auditor.benchmarks.data.whole_texts import read_unit_texts
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json

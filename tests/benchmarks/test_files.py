@@ -28,9 +28,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from auditor.benchmarks.data import large_tables
 from auditor.benchmarks.data.chat_rendering import ChatRendering
-from auditor.benchmarks.data.files import Files, TableReader
+from auditor.benchmarks.data.files import Files, TableReader, sample_data_conversations
 from auditor.benchmarks.data.large_tables import BlockHashing
-from auditor.benchmarks.data.whole_texts import sample_data_conversations
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import DataPlan
 from tests.conftest import read_files, refuses
@@ -1318,6 +1317,6 @@ def test_a_large_table_of_texts_is_not_read_to_learn_that_it_has_no_conversation
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("auditor.benchmarks.data.large_tables.LARGE", 20)
-    monkeypatch.setattr("auditor.benchmarks.data.whole_texts.read_data_table", refuse_to_read_whole)
+    monkeypatch.setattr("auditor.benchmarks.data.files.read_data_table", refuse_to_read_whole)
     data = write(tmp_path / "d.jsonl", [{"text": text} for text in LINES[:30]])
     assert sample_data_conversations(TableReader(DataPlan(data=data)), "--data", data, 5) is None

@@ -20,9 +20,13 @@ from auditor.benchmarks.data.conversation_rows import (
     Conversation,
     parse_conversation,
 )
-from auditor.benchmarks.data.files import Files, TableReader
+from auditor.benchmarks.data.files import (
+    Files,
+    TableReader,
+    read_unit_texts,
+    sample_data_conversations,
+)
 from auditor.benchmarks.data.tables import read_record_table
-from auditor.benchmarks.data.whole_texts import read_unit_texts, sample_data_conversations
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import DataPlan
 from auditor.runs import training

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from auditor.benchmarks.data.whole_texts import write_kept_data
+from auditor.benchmarks.data.files import write_kept_data
 from auditor.cli import run_command_line
 from auditor.core.plan import Plan
 from auditor.defenses.dropped_records import CopyCap, Dedup, DropRecords

@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from auditor.benchmarks.data.whole_texts import read_unit_texts
+from auditor.benchmarks.data.files import read_unit_texts
 from auditor.core.errors import AuditError
 from auditor.plugins.trainer import read_recorded_prefix
 from auditor.runs import training

@@ -20,8 +20,9 @@ from auditor.core.errors import AuditError
 from auditor.models.masked import load_masked
 from auditor.privacy.accounting import compute_uniform_mixing_epsilon
 from auditor.studies import ledger
-from auditor.studies.masked_texts import MaskedTexts, MaskingOptions
 from auditor.studies.masked_utility import (
+    MaskedTexts,
+    MaskingOptions,
     Utility,
     UtilityPlan,
     measure_corpus_perplexity,
