@@ -627,12 +627,14 @@ def read_long_texts(
     if not is_window.all():
         yield np.flatnonzero(~is_window)
     n_tokens = np.zeros(len(counts), np.int64)  # of the longest text with each number
-    np.maximum.at(n_tokens, number[is_window], [len(texts[i]) for i in np.flatnonzero(is_window)])
+    np.maximum.at(
+        n_tokens, number[is_window], [len(texts[i]) for i in np.flatnonzero(is_window).tolist()]
+    )
     part_of_text = (n_tokens.cumsum() // _READ_TOKENS)[number]
     for part in np.unique(part_of_text[is_window]):
         places = np.flatnonzero(is_window & (part_of_text == part))
         with ExitStack() as stack:
             for model in models:
                 stack.enter_context(model.cache_hidden_states())
-                model.read_ahead([texts[i] for i in places], last[places].tolist())
+                model.read_ahead([texts[i] for i in places.tolist()], last[places].tolist())
             yield places
