@@ -7,6 +7,7 @@ conversation at its answers.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -219,7 +220,7 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
             counts.remarks[
                 f"cut where they begin to differ: many others begin with the same {n_shared} tokens"
             ] += 1
-        tokens = tuple(ids)
+        tokens = array("i", ids)
         counts.row_tokens[row] = len(tokens)
         if cut.trained is not None and ids and not n_trained:
             places = cut.trained.beyond_phrase
@@ -314,7 +315,7 @@ def _cut_pair(
                 ends.append(max(0, end - n_prefix))
             wording = Wording(text, 0, n_prefix, len(text), tuple(ends))
             place = CutPlace(0, at, len(ids))
-            return DataRecord(row, tuple(ids), place, wording=wording, suffix_start=at)
+            return DataRecord(row, array("i", ids), place, wording=wording, suffix_start=at)
     return "the join of prefix and suffix is not a token boundary"
 
 

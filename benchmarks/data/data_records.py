@@ -24,7 +24,7 @@ class DataRecord:
     """Hold a row, or a part of a row, cut into the tokens of a prefix and a suffix.
 
     row, part: numbers from 0; part is None for a complete row.
-    tokens: token ids of the complete row; all parts of a row share this tuple.
+    tokens: token ids of the complete row; all parts of a row share them.
     cut: position of prefix and suffix in `tokens`.
     repeats: number of copies in training (None: unknown).
     group, wording, user: see `Secret`.
@@ -39,7 +39,7 @@ class DataRecord:
     """
 
     row: int
-    tokens: Tokens = field(repr=False)
+    tokens: Sequence[int] = field(repr=False)
     cut: CutPlace
     repeats: int | None = None
     group: str | None = None
@@ -55,11 +55,11 @@ class DataRecord:
 
     @property
     def prefix(self) -> Tokens:
-        return self.tokens[self.cut.start : self.cut.middle]
+        return tuple(self.tokens[self.cut.start : self.cut.middle])
 
     @property
     def suffix(self) -> Tokens:
-        return self.tokens[self.cut.middle : self.cut.end]
+        return tuple(self.tokens[self.cut.middle : self.cut.end])
 
     @property
     def n_prefix(self) -> int:
@@ -89,7 +89,7 @@ class DataRecord:
     @property
     def compared_tokens(self) -> Tokens:
         """Tokens that comparisons of records use: prefix and suffix without context."""
-        return self.tokens[self.cut.start + self.n_context : self.cut.end]
+        return tuple(self.tokens[self.cut.start + self.n_context : self.cut.end])
 
     @property
     def own_tokens(self) -> Tokens:

@@ -6,6 +6,7 @@ ids are from; a mismatch is noticed only if an id is too large for the attacked 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from tokenize import TokenError
@@ -104,8 +105,9 @@ def _read_array_source(
     rows = np.hstack([prefix[:, prefix.shape[1] - p :], suffix[:, :s]])
     place = CutPlace(0, p, p + s)
     records = []
-    for row, tokens in enumerate(map(tuple, map(np.ndarray.tolist, rows))):
-        records.append(DataRecord(row, tokens, place))
+    for row, tokens in enumerate(map(np.ndarray.tolist, rows)):
+        # An array takes a seventh of the memory of a tuple of large numbers.
+        records.append(DataRecord(row, array("i", tokens), place))
     notes = [
         f"{label}: {stem}, {len(records)} examples, the last {p} of {prefix.shape[1]} prefix "
         f"tokens and the first {s} of {suffix.shape[1]} suffix tokens"

@@ -1,12 +1,14 @@
 """The challenge's arrays: ids as they are, prefix and suffix side by side, and no wrong vocabulary
 unnoticed."""
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from auditor.benchmarks.data import splitting
 from auditor.benchmarks.data.lm_extraction import LMExtraction, has_extraction_arrays
 from auditor.core.errors import AuditError
 from tests.conftest import read_arrays
@@ -55,6 +57,22 @@ def test_ids_are_used_as_they_are(tmp_path: Path, dtype: Any) -> None:
 def test_shorter_lengths_keep_the_tokens_next_to_the_join(tmp_path: Path) -> None:
     secret = build(arrays(tmp_path / "a"), prefix_length=1, suffix_length=2).secrets[0]
     assert (secret.prefix, secret.suffix) == ((3,), (4, 5))
+
+
+def test_rows_take_little_memory_while_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitting, "NEAR_MOST", 0)
+    ids = np.random.default_rng(0).integers(1000, 50_000, (20_000, 32), dtype=np.uint32)
+    np.save(tmp_path / "a_prefix.npy", ids[:, :16])
+    np.save(tmp_path / "a_suffix.npy", ids[:, 16:])
+    build(str(tmp_path), vocab_size=50_257)  # imports are no part of what is held
+    tracemalloc.start()
+    benchmark = build(str(tmp_path), vocab_size=50_257)
+    held, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # A tuple of 32 numbers takes 1,200 bytes, an array 200.
+    assert len(benchmark.secrets) == 20_000 and held < 600 * 20_000 and most < 2000 * 20_000
 
 
 def test_known_pairs_nonmembers_copies_and_limit(tmp_path: Path) -> None:
