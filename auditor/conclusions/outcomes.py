@@ -341,7 +341,7 @@ def read_secret_values(folder: Path) -> dict[CellKey, ValuesBySecret]:
 def _have_equal_secrets(column: Column, other: Column) -> bool:
     return (
         np.array_equal(column.ids, other.ids)
-        and np.array_equal(column.member, other.member)
+        and list(column.member) == list(other.member)
         and tuple(column.repeats) == tuple(other.repeats)
     )
 
