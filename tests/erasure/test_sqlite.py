@@ -335,6 +335,28 @@ def test_a_database_of_others_tells_nothing(tmp_path: Path) -> None:
     assert {one.verdict for one in erasure.verdicts} == {"cannot tell"}
 
 
+@pytest.mark.parametrize("column", ["text", "vector"])
+def test_statistics_keep_deleted_keys_of_an_index_until_they_are_made_again(
+    tmp_path: Path, column: str
+) -> None:
+    apsw = pytest.importorskip("apsw", reason="the writer needs ENABLE_STAT4")
+    if "ENABLE_STAT4" not in apsw.compile_options:
+        pytest.skip("this SQLite was built without ENABLE_STAT4")
+    rows, path = make_rows(), tmp_path / "notes.db"
+    deleted, kept = split_rows(rows, 12)
+    make_database(path, rows, secure=True)
+    with closing(apsw.Connection(str(path))) as database:
+        for statement in (f"CREATE INDEX keys ON notes({column})", "ANALYZE"):
+            database.execute(statement)
+    run_statements(path, delete_statement(deleted), "VACUUM", secure=True)
+    left = [one for one in examine(tmp_path, deleted, kept, str(path)).verdicts if one.leftovers]
+    assert [one.layer for one in left] == [FILE, ROWS]
+    assert all("table sqlite_stat4" in str(one.places) for one in left)
+    assert {one.remedy for one in left} == {"ANALYZE, then VACUUM"}
+    run_statements(path, "ANALYZE", "VACUUM")
+    assert examine(tmp_path, deleted, kept, str(path)).verdict == "gone"
+
+
 def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
     from auditor.core.errors import AuditError
 

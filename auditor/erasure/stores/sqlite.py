@@ -35,6 +35,7 @@ class SQLiteStore(Store):
             "INSERT INTO {table}({table}) VALUES ('rebuild') (a contentless index: make it again), "
             "then VACUUM",
         ),
+        (r"table sqlite_stat", "ANALYZE, then VACUUM"),
         (r"word index", "INSERT INTO {table}({table}) VALUES ('optimize'), then VACUUM"),
         (r"rows", "DELETE the rows, then VACUUM"),
         (r"-wal$", "VACUUM, then PRAGMA wal_checkpoint(TRUNCATE)"),
