@@ -335,6 +335,30 @@ def test_a_database_of_others_tells_nothing(tmp_path: Path) -> None:
     assert {one.verdict for one in erasure.verdicts} == {"cannot tell"}
 
 
+@pytest.mark.parametrize(
+    "options", ["fts5(text, content='notes'", 'fts4(text, content="notes"', "fts5(text, content=''"]
+)
+def test_an_index_of_stems_is_not_gone_while_it_has_words_of_no_row(
+    tmp_path: Path, options: str
+) -> None:
+    """Kept records have words without an ending, which a stem would lack."""
+    deleted, kept = make_rows(120)[:12], make_rows(120)[12:]
+    for i, row in enumerate(deleted):
+        row["text"] = f"{row['id']} was seen in a place by the river, xxo{chr(97 + i)}rkling"
+    path = tmp_path / "notes.db"
+    make_database(path, [*deleted, *kept], secure=True)
+    tokenizer = "tokenize='porter')" if "fts5" in options else "tokenize=porter)"
+    fill = "INSERT INTO found(rowid, text) SELECT rowid, text FROM notes"
+    run_statements(path, f"CREATE VIRTUAL TABLE found USING {options}, {tokenizer}", fill)
+    run_statements(path, delete_statement(deleted), "VACUUM", secure=True)
+    verdicts = verdicts_by_layer(examine(tmp_path, deleted, kept, str(path)))
+    assert verdicts[VOCABULARY, "words"] == "cannot tell"
+    if "notes" in options:
+        run_statements(path, "INSERT INTO found(found) VALUES ('rebuild')", "VACUUM", secure=True)
+        verdicts = verdicts_by_layer(examine(tmp_path, deleted, kept, str(path)))
+        assert verdicts[VOCABULARY, "words"] == "gone"
+
+
 @pytest.mark.parametrize("column", ["text", "vector"])
 def test_statistics_keep_deleted_keys_of_an_index_until_they_are_made_again(
     tmp_path: Path, column: str
