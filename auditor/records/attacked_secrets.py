@@ -86,6 +86,7 @@ class AttributeTable(Sequence[SecretAttributes]):
     def __getitem__(self, place: int | slice) -> SecretAttributes | AttributeTable:
         if isinstance(place, slice):
             return AttributeTable({name: part[place] for name, part in self.columns.items()})
+        place = range(len(self))[place]
         return next(iter(self[place : place + 1]))
 
     def __iter__(self) -> Iterator[SecretAttributes]:

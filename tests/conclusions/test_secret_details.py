@@ -92,6 +92,9 @@ def folder(path: Path) -> Path:
 def test_what_was_written_is_read(tmp_path: Path) -> None:
     found = read_secret_details(folder(tmp_path))
     assert found.secrets[1] == SecretAttributes("s1", "as1", True, 4, 4, "note")
+    assert found.secrets[-1] == [*found.secrets][-1] == [*found.secrets[1:]][-1]
+    with pytest.raises(IndexError):
+        found.secrets[len(found.secrets)]
     row = found.values_by_cell["undefended", "white-box", "a"]
     assert row.score_is_probability and row.hit.tolist() == [True, False, False, True]
     assert row.kinds["mail"].tolist()[::2] == [1.0, 0.5] and np.isnan(row.kinds["mail"][1::2]).all()
