@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -24,13 +25,16 @@ def view(model: HuggingFaceModel, setting: Setting = WHITE_BOX) -> View:
     return View("undefended", model, setting, seed=0)
 
 
-def log_q(model: HuggingFaceModel, prefix: tuple[int, ...], suffix: tuple[int, ...]) -> float:
-    """The decoding distribution token by token, one forward each: nats."""
-    total = 0.0
-    for i, token in enumerate(suffix):
-        distribution = model.log_probs(torch.tensor([[*prefix, *suffix[:i]]]), 1)[:, 0]
-        total += float(OWN.log_distribution(distribution)[0, token])
-    return total
+def log_q(
+    model: HuggingFaceModel, prefix: tuple[int, ...], suffixes: Sequence[tuple[int, ...]]
+) -> list[float]:
+    """The decoding distribution token by token, one forward each: nats of each suffix."""
+    rows = torch.tensor([[*prefix, *suffix] for suffix in suffixes])
+    total = torch.zeros(len(rows))
+    for i in range(len(prefix), rows.shape[1]):
+        distribution = model.log_probs(rows[:, :i], 1)[:, 0]
+        total += OWN.log_distribution(distribution).gather(1, rows[:, i : i + 1])[:, 0]
+    return total.tolist()
 
 
 def test_scores_are_the_distribution_walked_token_by_token(neox: HuggingFaceModel) -> None:
@@ -38,7 +42,8 @@ def test_scores_are_the_distribution_walked_token_by_token(neox: HuggingFaceMode
     (guesses,) = ExactProbabilityRanking(threshold=0.001).guess(view(neox), {}, [query])
     assert len(guesses.ranked) > 3 and guesses.drawn == 0
     for guess in guesses.ranked:
-        assert guess.score == pytest.approx(log_q(neox, query.prefix, guess.suffix), abs=1e-4)
+        (walked,) = log_q(neox, query.prefix, [guess.suffix])
+        assert guess.score == pytest.approx(walked, abs=1e-4)
         assert guess.score >= math.log(0.001) - 1e-4
     assert [g.score for g in guesses.ranked] == sorted(
         (g.score for g in guesses.ranked), reverse=True
@@ -48,7 +53,8 @@ def test_scores_are_the_distribution_walked_token_by_token(neox: HuggingFaceMode
 def test_the_first_guess_is_the_likeliest_of_all(make_tiny: type) -> None:
     model = make_tiny(vocab_size=9, seed=3)
     query = Query("a", (3, 1, 4), 3)
-    every = {s: log_q(model, query.prefix, s) for s in itertools.product(range(9), repeat=3)}
+    suffixes = list(itertools.product(range(9), repeat=3))
+    every = dict(zip(suffixes, log_q(model, query.prefix, suffixes), strict=True))
     best = max(every, key=lambda s: every[s])
     (guesses,) = ExactProbabilityRanking(threshold=0.05).guess(view(model), {}, [query])
     assert guesses.certificate is not None and guesses.certificate.certified

@@ -154,10 +154,10 @@ def plain() -> Any:
 
 @pytest.fixture
 def shallow(plain: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RealLab:
-    """The same lab on the first 4 of the 30 layers, with all of the embeddings and the
+    """The same lab on the first 2 of the 30 layers, with all of the embeddings and the
     tokenizer."""
     folder, config = tmp_path / "shallow", copy.deepcopy(plain.config)
-    config.num_hidden_layers = 4
+    config.num_hidden_layers = 2
     model = LlamaForCausalLM(config)
     model.load_state_dict({name: plain.state_dict()[name] for name in model.state_dict()})
     model.save_pretrained(folder)
@@ -208,7 +208,7 @@ def test_the_public_model_says_what_transformers_say(
     whole = RealLab(replace(TINY, prefix_length=512), cache=tmp_path).secrets[0]
     assert len(whole.prefix) > 40
     held_against_transformers(
-        load_causal_lm(str(lab.public_folder())), plain, [*lab.secrets[::4], whole]
+        load_causal_lm(str(lab.public_folder())), plain, [lab.secrets[0], whole]
     )
 
 
@@ -218,7 +218,7 @@ def test_a_step_of_lora_and_one_of_private_training_change_the_model(shallow: Re
         load_causal_lm, map(str, (shallow.target_folder(), shallow.public_folder()))
     )
     held_against_transformers(
-        target, AutoModelForCausalLM.from_pretrained(shallow.folder / "target"), shallow.secrets[:2]
+        target, AutoModelForCausalLM.from_pretrained(shallow.folder / "target"), shallow.secrets[:1]
     )
     secret = next(secret for secret in shallow.secrets if secret.repeats == 2)
     prefix, suffix = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
