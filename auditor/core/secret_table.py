@@ -123,6 +123,12 @@ class SecretTable(Sequence[Secret]):
         return TokenRows(self.tokens, self.begins, self.lengths.sum(1))
 
     @property
+    def text_numbers(self) -> Ints:
+        """A number of each secret's text, (secrets,). Only windows of a long text share one."""
+        is_empty = self.lengths.sum(1) == 0
+        return np.where(is_empty, -1 - np.arange(len(self)), self.begins)
+
+    @property
     def prefixes(self) -> TokenRows:
         return TokenRows(self.tokens, self.begins, self.lengths[:, 0])
 

@@ -312,7 +312,7 @@ def batch_equal_shapes(
 def _read_windows(models: Sequence[LanguageModel], secrets: SecretTable) -> Iterator[Ints]:
     """Yield the places of all secrets, in parts. The models read each text of a part only once."""
     texts = replace(secrets.texts, lengths=secrets.texts.lengths - 1)  # the last token is not read
-    yield from read_long_texts(models, texts, secrets.begins, secrets.lengths[:, 1])
+    yield from read_long_texts(models, texts, secrets.text_numbers, secrets.lengths[:, 1])
 
 
 def _load_tokens(secrets: SecretTable, places: Ints, device: torch.device) -> tuple[Tensor, Tensor]:

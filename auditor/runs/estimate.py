@@ -15,6 +15,7 @@ from functools import lru_cache, partial
 from math import ceil, nan
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
@@ -24,8 +25,14 @@ from auditor.core.nouns import PrefixToken, Secret
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
 from auditor.core.secret_randomness import make_keyed_generator
-from auditor.core.secret_table import select_members
-from auditor.models.base import LanguageModel, compute_text_nlls, get_max_logits, implies_capability
+from auditor.core.secret_table import SecretTable, select_members
+from auditor.models.base import (
+    LanguageModel,
+    compute_text_nlls,
+    get_max_logits,
+    implies_capability,
+    number_long_texts,
+)
 from auditor.models.huggingface import traffic
 from auditor.plugins.attack import Attack
 from auditor.plugins.probe import Probe
@@ -642,5 +649,13 @@ def _draw_fixed_subset(items: Sequence[Any], n: int, description: str) -> list[A
     if n >= len(items):
         return list(items)
     # A prefix of a fixed permutation: a larger subset contains every smaller subset.
-    chosen = make_keyed_generator("estimate", description).permutation(len(items))[:n]
+    if isinstance(items, SecretTable):
+        numbers = items.text_numbers
+    else:
+        numbers = number_long_texts(getattr(item, "prefix", ()) for item in items)
+    # The windows of a text stay together, because a run reads the text once for all of them.
+    _, text_of_item = np.unique(numbers, return_inverse=True)
+    n_texts = text_of_item.max(initial=-1) + 1
+    rank = make_keyed_generator("estimate", description).permutation(n_texts).argsort()
+    chosen = rank[text_of_item].argsort(kind="stable")[:n]
     return [items[i] for i in sorted(chosen.tolist())]

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from auditor.core.errors import AuditError
+from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
+from auditor.core.secret_table import build_secret_table
 from auditor.models.huggingface import traffic
 from auditor.privacy.gradient_canaries import write_gradient_canaries
 from auditor.privacy.promises import write_privacy_record
@@ -375,3 +377,23 @@ def test_there_is_no_estimate_of_resumed_remote_unbuilt_and_refused_runs(
         estimate.estimate_run_cost(plan(given, attack=("exposure",)), Reporter())
     with pytest.raises(AuditError, match=r"expected the lab's \w+ in .*: run the audit once"):
         estimate.estimate_run_cost(Plan(), Reporter())
+
+
+def test_the_windows_of_a_text_are_drawn_together() -> None:
+    windows = []
+    for text in range(5):
+        for end in range(2, 8):
+            tokens = tuple(range(text, text + end))
+            windows.append(Secret(f"{text} {end}", tokens, (9,)))
+    lone = [Secret(f"lone {i}", (i,), (9,)) for i in range(40, 50)]
+    # The second window of a text starts with the first, suffix and all.
+    nested = [Secret(w.id, (9, *w.prefix), ()) for w in windows]
+    for items in (build_secret_table([*nested, *lone]), [*nested, *lone]):
+        for n in (1, 3, 6, 20):
+            drawn = estimate._draw_fixed_subset(items, n, "test")
+            assert len(drawn) == n
+            texts = [secret.id.split()[0] for secret in drawn if secret.id[0] != "l"]
+            counts = sorted(texts.count(text) for text in {*texts})
+            assert counts[1:] == [6] * (len(counts) - 1)  # at most one text in part
+    empty = build_secret_table([Secret("a", (), ()), Secret("b", (), ()), *nested])
+    assert len({*empty.text_numbers.tolist()}) == 2 + 5
