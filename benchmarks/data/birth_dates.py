@@ -80,6 +80,8 @@ _DATE = (
     rf"|(?P<m5>{_NAME}) (?P<d5>{_DAY}){_ORDINAL},? (?P<y5>{_YEAR})"
     rf"|(?P<y6>{_YEAR}) ?[年년] ?(?P<m6>{_NUMBER}) ?[月월] ?(?P<d6>{_DAY}) ?[日일号號]?)(?![0-9])"
 )
+# A part of each date, found fast.
+_DIGITS = re.compile(rf"{_YEAR}|{_NUMBER}(?:[-/. ]|\. ){_NUMBER}(?:[-/. ]|\. )[0-9]{{2}}")
 _PLACE = (
     r"(?:in|à|en|a|em|te|i|w) (?-i:[A-ZÀ-ÖØ-ÞŁŚŻ])[\w'’-]*(?:[ "
     r"-](?-i:[A-ZÀ-ÖØ-ÞŁŚŻ])[\w'’-]*){0,2},? "
@@ -103,6 +105,8 @@ _BEHIND = re.compile(
 
 def find_birth_date_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end), the characters of each date of birth; the text must have ASCII digits."""
+    if not _DIGITS.search(text):
+        return
     for pattern in (_BEFORE, _BEHIND):
         for match in pattern.finditer(text):
             if _is_existing_date(match):
