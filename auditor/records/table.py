@@ -433,7 +433,7 @@ def read_suffix_token_log_probs(folder: Path) -> dict[str, SuffixLogProbs]:
     path = folder / TABLE
     if not path.exists():
         return {}
-    with convert_table_errors(path), _open_current_table(path) as file:
+    with convert_table_errors(path), _open_current_table(path, (*_NAMES, "secret")) as file:
         log_probs: dict[str, SuffixLogProbs] = {}
         parts = _list_column_parts(file, TOKENS)
         for (_, target, *_), group in itertools.groupby(parts, key=operator.itemgetter(0)):
@@ -449,13 +449,13 @@ def _join_suffix_parts(parts: Iterable[pa.Table]) -> SuffixLogProbs:
     n_tokens = list[Ints]()
     values = list[Floats]()
     for rows in parts:
-        encoded = rows["secret"].combine_chunks().dictionary_encode()
+        encoded = rows["secret"].unify_dictionaries().combine_chunks()
         codes = np.from_dlpack(encoded.indices)
         # A secret's rows are adjacent, in the order of its tokens.
         begins = np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1])
         words = np.array(encoded.dictionary.to_pylist(), STRINGS)
         counts = np.diff(begins, append=len(codes))
-        if ids and ids[-1][-1] == words[0]:  # begun in the previous part
+        if ids and ids[-1][-1] == words[codes[0]]:  # begun in the previous part
             n_tokens[-1][-1] += counts[0]
             begins = begins[1:]
             counts = counts[1:]

@@ -1656,6 +1656,33 @@ def test_what_reads_the_record_needs_no_torch(full: Path, tmp_path: Path) -> Non
     assert "gate held" in done.stdout and (tmp_path / "rows.csv").is_file()
 
 
+_READ = """
+import atexit, sys
+from auditor.cli import run_command_line
+atexit.register(lambda: print(*sys.modules))
+assert run_command_line(sys.argv[1:]) == 0
+"""
+_SLOW = {"filelock", "jinja2", "pandas", "pyarrow.compute", "scipy.stats", "sklearn", "torch"}
+
+
+@pytest.mark.parametrize(
+    ("command", "rest", "slow"),
+    [
+        ("gate", ["--max", "recall=1"], _SLOW - {"filelock"} | {"matplotlib"}),
+        ("report", [], _SLOW - {"jinja2"} | {"auditor.gate.decide", "rich"}),
+        ("run", ["--help"], _SLOW | {"matplotlib", "numpy", "pyarrow", "auditor.core.result"}),
+    ],
+)
+def test_what_reads_the_record_imports_only_what_it_needs(
+    full: Path, tmp_path: Path, command: str, rest: list[str], slow: set[str]
+) -> None:
+    folder = [] if command == "run" else [str(shutil.copytree(full, tmp_path / "run"))]
+    script = [sys.executable, "-c", _READ, command, *folder, *rest]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(slow & {*done.stdout.splitlines()[-1].split()}) == []
+
+
 def test_an_unexpected_error_is_ours(
     monkeypatch: Patch, said: Said, inputs: Path, tmp_path: Path
 ) -> None:
