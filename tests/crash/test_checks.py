@@ -88,6 +88,7 @@ def trace(seed: int, n: int = N, **more: Any) -> TrainingTrace:
     return TrainingTrace(n, [step(rng, **more) for _ in range(20)], returned=19)
 
 
+@functools.lru_cache(maxsize=4)
 def runs(seed: int = 0, **more: Any) -> WatchedTrainings:
     return WatchedTrainings(
         CLAIM,
