@@ -218,6 +218,23 @@ def test_scores_of_lancedb_count_deleted_rows_until_the_index_is_made_again(tmp_
     assert verdicts_by_layer(erasure)[layer] == "gone"
 
 
+def test_lancedb_scores_cannot_tell_of_texts_of_common_words(tmp_path: Path) -> None:
+    """Every word is in many rows, so no score of a word tells whether one text more has it."""
+    lancedb = pytest.importorskip("lancedb", reason="pip install 'audit-lm[stores]'")
+    from lancedb.index import FTS
+
+    rows = []
+    for i in range(200):
+        words = [f"word{chr(97 + (i >> bit) % 2)}{chr(97 + bit)}" for bit in range(8)]
+        rows.append({"id": f"r{i}", "text": " ".join(words)})
+    deleted, kept = split_rows(rows, 10)
+    table = lancedb.connect(str(tmp_path / "lance")).create_table("notes", rows)
+    table.create_index("text", config=FTS(stem=False))
+    table.delete(" OR ".join(f"id = '{id}'" for id in list_ids(deleted)))
+    verdicts = verdicts_by_layer(examine(tmp_path, deleted, kept, str(tmp_path / "lance")))
+    assert verdicts["full-text scores", "text"] == "cannot tell"
+
+
 # --- Qdrant
 
 

@@ -14,7 +14,8 @@ import pyarrow
 from pyarrow import compute
 
 from auditor.core.arrays import Floats
-from auditor.erasure.layers import Layer, Piece
+from auditor.core.counts import format_count
+from auditor.erasure.layers import Layer, PartlyReadError, Piece
 from auditor.erasure.store import SCORES, Store
 from auditor.erasure.windows import TEXT, VECTORS
 
@@ -96,31 +97,47 @@ class LanceDBStore(Store):
         return next(self._list_full_text_indexes(), None) is not None
 
     def search_scores(self, texts: Sequence[str]) -> Iterator[Piece]:
+        unasked = set(texts)
         for table, index in self._list_full_text_indexes():
             place = f"full-text index {index.name} of table {table.name}"
-            yield Piece(place, _list_counted_texts(table, index, texts))
+            words = {}
+            for text in texts:
+                words[text] = _find_rare_word(table, index.columns[0], text)
+                if words[text][0]:
+                    unasked.discard(text)
+            yield Piece(place, _list_counted_texts(table, index, words))
+        if unasked:
+            n_texts = format_count(len(unasked), "text")
+            raise PartlyReadError(f"{n_texts} without a word that 1 to {_MOST_HITS - 1} rows have")
 
 
-def _list_counted_texts(table: Any, index: Any, texts: Sequence[str]) -> list[str]:
+def _list_counted_texts(
+    table: Any, index: Any, words: Mapping[str, tuple[str, float, bool]]
+) -> list[str]:
     """Return the texts that are rows or that the full-text index counts, by the score of a word.
 
     A score falls with the number of texts that have the word. So it rises if the index, built again
-    from the rows, no longer counts a text. Each text's word is one that few rows have.
+    from the rows, no longer counts a text. words: for each text, by `_find_rare_word`.
     """
     from lancedb.index import FTS
 
     column = index.columns[0]
-    words = {}
-    for text in texts:
-        words[text] = _find_rare_word(table, column, text)
+    counted = []
+    asked = []
+    for text, (word, before, is_row) in words.items():
+        if is_row:
+            counted.append(text)
+        elif word:
+            asked.append((text, word, before))
+    if not asked:
+        return counted
     settings = {}
     for field in fields(FTS):
         if field.name in index.index_details:
             settings[field.name] = index.index_details[field.name]
     table.create_index(column, config=FTS(**settings))
-    counted = []
-    for text, (word, before, is_row) in words.items():
-        if is_row or (word and before < _search_word(table, column, word)[0] - _SAME):
+    for text, word, before in asked:
+        if before < _search_word(table, column, word)[0] - _SAME:
             counted.append(text)
     return counted
 
