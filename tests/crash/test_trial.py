@@ -646,7 +646,7 @@ def test_a_file_that_cannot_be_run_is_refused(text: str, tmp_path: Path) -> None
 def test_a_claim_reads_as_json_does(tmp_path: Path) -> None:
     assert (
         trial.LoopClaim.from_stated_claim(json.loads(json.dumps(loop_plain.CLAIM))).steps
-        == loop_plain.STEPS
+        == loop_plain.CLAIM["steps"]
     )
 
 
