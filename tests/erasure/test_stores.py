@@ -219,14 +219,14 @@ def test_scores_of_lancedb_count_deleted_rows_until_the_index_is_made_again(tmp_
 
 
 def test_lancedb_scores_cannot_tell_of_texts_of_common_words(tmp_path: Path) -> None:
-    """Every word is in many rows, so no score of a word tells whether one text more has it."""
+    """A word is in one row or in many, so no score tells whether a deleted text has it, too."""
     lancedb = pytest.importorskip("lancedb", reason="pip install 'audit-lm[stores]'")
     from lancedb.index import FTS
 
     rows = []
     for i in range(200):
         words = [f"word{chr(97 + (i >> bit) % 2)}{chr(97 + bit)}" for bit in range(8)]
-        rows.append({"id": f"r{i}", "text": " ".join(words)})
+        rows.append({"id": f"r{i}", "text": " ".join([*words, f"number{i:05d}"])})
     deleted, kept = split_rows(rows, 10)
     table = lancedb.connect(str(tmp_path / "lance")).create_table("notes", rows)
     table.create_index("text", config=FTS(stem=False))
