@@ -581,15 +581,20 @@ def compute_text_nlls(
     results: dict[int, tuple[float, int]] = {}
     n_given = context_lengths or [1] * len(texts)
     shapes = [(first, len(text)) for first, text in zip(n_given, texts, strict=True)]
-    model.read_ahead([text[:-1] for text in texts], [length - first for first, length in shapes])
-    for batch in group_equal_shapes(shapes, _TEXTS_AT_ONCE):
-        tokens = torch.tensor([texts[i] for i in batch], device=model.device)
-        first = shapes[batch[0]][0]
-        with torch.no_grad():
-            log_probs = model.token_log_probs(tokens[:, :first], tokens[:, first:])
-        nlls = (-log_probs.double().sum(-1)).tolist()
-        for i, nll in zip(batch, nlls, strict=True):
-            results[i] = (nll, tokens.shape[1] - first)
+    contexts = [text[:-1] for text in texts]
+    lengths = [length - first for first, length in shapes]
+    model.read_ahead(contexts, lengths)
+    last = np.array(lengths, np.int64)
+    for part in read_long_texts((model,), contexts, number_long_texts(contexts), last):
+        for indices in group_equal_shapes([shapes[i] for i in part.tolist()], _TEXTS_AT_ONCE):
+            batch = part[indices].tolist()
+            tokens = torch.tensor([texts[i] for i in batch], device=model.device)
+            first = shapes[batch[0]][0]
+            with torch.no_grad():
+                log_probs = model.token_log_probs(tokens[:, :first], tokens[:, first:])
+            nlls = (-log_probs.double().sum(-1)).tolist()
+            for i, nll in zip(batch, nlls, strict=True):
+                results[i] = (nll, tokens.shape[1] - first)
     yield from (results[i] for i in range(len(texts)))
 
 

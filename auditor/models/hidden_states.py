@@ -28,7 +28,7 @@ _FOR_STATES = 2
 _TOGETHER = 1024
 _PADDED = 1.25  # longest length of a batch over its shortest, at most
 _WORTH_A_PASS = 128  # tokens of a batch that is large enough
-_RECENT_BYTES = 2**29  # of log-probabilities of a batch of texts that several callers query in turn
+RECENT_BYTES = 2**29  # of log-probabilities of a batch of texts that several callers query in turn
 # Relative to the largest logit: a larger difference means that more than the head follows the
 # states.
 _TOLERANCE = 1e-4
@@ -51,9 +51,12 @@ class HiddenStateCache:
             n). It reads at least the `last` trailing positions, and returns float32 logits of the
             `kept` trailing positions, (B, kept, V). If the list `layers` is given, it appends the
             keys and values of the texts to this list.
+        recent_bytes: memory for log-probabilities that several callers query in turn.
     """
 
-    def __init__(self, body: Any, head: Any, logits: Logits) -> None:
+    def __init__(
+        self, body: Any, head: Any, logits: Logits, recent_bytes: int = RECENT_BYTES
+    ) -> None:
         self._body = body
         self._head = head
         self._logits = logits
@@ -61,6 +64,7 @@ class HiddenStateCache:
         # By prefix: last state, layers, its slot in them.
         self._begun: dict[bytes, tuple[Tensor, list[SlotLayer], int]] = {}
         self._bytes = 0
+        self._recent_bytes = recent_bytes
         # Log-probabilities at the last positions of texts that several callers query in turn.
         self._recent: dict[bytes, Tensor] = {}
         # Whether body and head are the whole model; None until it is measured.
@@ -87,7 +91,7 @@ class HiddenStateCache:
         The oldest are dropped if memory is full. `names` are the cache keys of the texts, and
         `log_probs` has shape (last, V) for each text.
         """
-        max_bytes = min(_RECENT_BYTES, self._remaining_bytes(log_probs[0].device, _SHARE))
+        max_bytes = min(self._recent_bytes, self._remaining_bytes(log_probs[0].device, _SHARE))
         if sum(of_text.nbytes for of_text in log_probs) > max_bytes:
             return
         for name, of_text in zip(names, log_probs, strict=True):
@@ -259,7 +263,8 @@ class HiddenStateCache:
         device = states[0].device
         lengths = torch.tensor(list(map(len, states)))
         n_bytes = 4 * vocab_size * int(lengths.sum())
-        if n_bytes > _RECENT_BYTES or self._remaining_bytes(device, _SHARE) < _RECENT_BYTES:
+        most = self._recent_bytes
+        if n_bytes > most or self._remaining_bytes(device, _SHARE) < most:
             return
         n_rows = max(1, get_max_logits(device) // vocab_size)
         pieces = (lengths.cumsum(0) // n_rows).tolist()

@@ -36,7 +36,7 @@ from auditor.models.configuration import (
     unwrap_peft,
 )
 from auditor.models.decoding import Decoding, compute_log_sum_exp
-from auditor.models.hidden_states import HiddenStateCache
+from auditor.models.hidden_states import RECENT_BYTES, HiddenStateCache
 from auditor.models.memory import BatchSizeLimit
 from auditor.models.precision import Float32SingleQueryAttention, make_head_input_contiguous
 from auditor.models.rows import Rows
@@ -54,6 +54,7 @@ Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]
 Served = Literal["slots", "cache", "recompute"]
 
 # Parameter names of the cache in model families.
+_BATCH_BYTES = 2**27  # of log-probabilities, if hidden states are cached for a while only
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
 
@@ -337,19 +338,22 @@ class HuggingFaceModel(LanguageModel):
         self._takes_positions = "position_ids" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
-    def enable_hidden_state_cache(self) -> None:
-        """Cache the hidden states of all texts from now on. The weights must not change."""
+    def enable_hidden_state_cache(self, recent_bytes: int = RECENT_BYTES) -> None:
+        """Cache the hidden states of all texts from now on. The weights must not change.
+
+        `recent_bytes` is passed to `HiddenStateCache`.
+        """
         if self.activation:  # its effect on the beginning of a text depends on later tokens
             return
         body = unwrap_peft(self.model).base_model
         head = self.model.get_output_embeddings()
-        self.seen = HiddenStateCache(body, head, self.logits_after_cached_prefix)
+        self.seen = HiddenStateCache(body, head, self.logits_after_cached_prefix, recent_bytes)
 
     @contextmanager
     def cache_hidden_states(self) -> Iterator[None]:
         earlier = self.seen
         if earlier is None:
-            self.enable_hidden_state_cache()
+            self.enable_hidden_state_cache(_BATCH_BYTES)
         try:
             yield
         finally:

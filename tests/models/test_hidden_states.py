@@ -313,3 +313,16 @@ def test_decoding_after_the_windows_of_a_long_text_reads_it_once(model: HuggingF
     n_decoded = sum(query.lengths[1] for query in queries)
     assert traffic.tokens - before <= 2 * 50 + n_decoded
     assert n_decoded + 3 * 50 < sum(len(query.prefix) for query in queries)  # read one by one
+
+
+def test_the_losses_of_the_windows_of_a_text_take_one_pass(model: HuggingFaceModel) -> None:
+    texts = [(*s.prefix, *s.suffix) for s in list_windows(3, 50)]
+    given = [len(text) - 5 for text in texts]
+    plain = []
+    for text, first in zip(texts, given, strict=True):
+        plain += base.compute_text_nlls(model, [text], [first])
+    before = traffic.tokens
+    together = list(base.compute_text_nlls(model, texts, given))
+    assert traffic.tokens - before <= 3 * 50
+    for one, other in zip(together, plain, strict=True):
+        assert one == pytest.approx(other)
