@@ -134,8 +134,7 @@ def _write_audit_canaries(
 
     values: the given flags of `AuditFlags`.
     """
-    from auditor.benchmarks.canaries import manifests
-    from auditor.runs import making_audit_canaries
+    from auditor.benchmarks.canaries import making_audit_canaries, manifests
     from auditor.statistics import audited
 
     if ("audit" in values) == ("for_epsilon" in values):
@@ -191,7 +190,7 @@ def extend(manifest: Path, model: str, *, out: Path) -> None:
         audit canaries extend canaries.json ./base -o base-with-tokens
     """
     console.silence_libraries()
-    from auditor.runs import making_audit_canaries
+    from auditor.benchmarks.canaries import making_audit_canaries
 
     typer.echo(
         f"model: {out} ({making_audit_canaries.write_token_extended_model(manifest, model, out):,} "

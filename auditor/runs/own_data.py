@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from auditor.benchmarks.canaries import manifests
+from auditor.benchmarks.canaries import making_audit_canaries, manifests
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest
 from auditor.benchmarks.data.cut_places import LEAST_PREFIX, LEAST_SUFFIX
 from auditor.benchmarks.data.files import Files, TableReader
@@ -29,7 +29,7 @@ from auditor.models.vocabulary import (
     decode_keeping_special_tokens,
 )
 from auditor.plugins.benchmark import Benchmark
-from auditor.runs import making_audit_canaries, text_form
+from auditor.runs import text_form
 from auditor.runs.prefix_token import find_default_prefix
 
 _MANY = 10_000  # secrets

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import torch
 
 from auditor import __version__
+from auditor.benchmarks.canaries import making_audit_canaries
 from auditor.benchmarks.data import chat_rendering
 from auditor.benchmarks.data.chat import LEARNT, render_chat
 from auditor.benchmarks.data.chat_rendering import ChatRendering
@@ -50,7 +51,6 @@ from auditor.plugins.trainer import (
     read_training_summary,
 )
 from auditor.records import file_digests
-from auditor.runs import making_audit_canaries
 from auditor.runs.training_request import TrainingRequest
 from auditor.training.members import LoraAdapterRecipe, add_lora_adapter
 

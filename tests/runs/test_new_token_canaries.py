@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from auditor.benchmarks.canaries.audit_canaries import make_audit_canary_manifest
+from auditor.benchmarks.canaries.making_audit_canaries import check_new_tokens_trainable
 from auditor.core.errors import AuditError
-from auditor.runs.making_audit_canaries import check_new_tokens_trainable
 
 
 @pytest.mark.parametrize(
