@@ -423,12 +423,12 @@ def _read_ahead(
     """
     # [:-1]: no query needs the distribution after the last token
     texts = [secret.tokens[:-1] for secret in secrets]
-    given = iter(heldout_given)
+    given_counts = iter(heldout_given)
     last = []
     for secret in secrets:
         n_given = len(secret.prefix)
         if not secret.member:
-            n_given = next(given, n_given)
+            n_given = next(given_counts, n_given)
         last.append(len(secret.tokens) - n_given)
     model.read_ahead(texts, last, [len(secret.prefix) for secret in secrets])
 

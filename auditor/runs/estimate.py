@@ -658,4 +658,4 @@ def _draw_fixed_subset(items: Sequence[Any], n: int, description: str) -> list[A
     n_texts = text_of_item.max(initial=-1) + 1
     rank = make_keyed_generator("estimate", description).permutation(n_texts).argsort()
     chosen = rank[text_of_item].argsort(kind="stable")[:n]
-    return [items[i] for i in sorted(chosen.tolist())]
+    return list(map(items.__getitem__, sorted(chosen.tolist())))
