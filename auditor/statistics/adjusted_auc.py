@@ -17,13 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy
 
 from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
 from auditor.statistics.blind_classifier import (
     compute_cross_fit_deviation_factor,
-    fit_logistic_regression,
     predict_scores_from_texts,
     standardise_columns,
 )
@@ -32,7 +30,8 @@ from auditor.statistics.roc import AUC, compute_newcombe_interval, estimate_auc
 
 # least effective number of records on each side: the number of equally weighted records
 FEWEST = 20.0
-_NO_PENALTY = 1e-4
+_NO_PENALTY = 1e4
+_ITERATIONS = 1000
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,10 @@ def compute_overlap_weights(member: Bools, covariates: Floats) -> Floats:
 
     covariates: (records, k), each with mean 0 and standard deviation 1.
     """
-    fitted = fit_logistic_regression(covariates, member, _NO_PENALTY)
-    propensity = scipy.special.expit(covariates @ fitted[:-1] + fitted[-1])
+    from sklearn.linear_model import LogisticRegression
+
+    fitted = LogisticRegression(C=_NO_PENALTY, max_iter=_ITERATIONS).fit(covariates, member)
+    propensity = fitted.predict_proba(covariates)[:, 1]
     weights: Floats = np.where(member, 1 - propensity, propensity)
     for side in (member, ~member):
         weights[side] /= max(weights[side].sum(), np.finfo(float).tiny)

@@ -113,46 +113,20 @@ def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, grou
     regressions, cross-fitted like the blind score. Values are NaN if there are too few groups for
     folds. scores: (records, k).
     """
+    from sklearn.linear_model import Ridge
+
     # the share of scores that do not exceed each score
     ranks = np.apply_along_axis(lambda s: np.searchsorted(np.sort(s), s, "right"), 0, scores)
     ranks = ranks / len(scores)
     expected = np.full((2, *ranks.shape), np.nan)
     for known, scored in _split_cross_fit_folds(member, group):
-        fitted = features[known]
-        others = features[scored]
-        for i, few in enumerate(_screen_features(fitted, ranks[known])):
-            expected[0, scored, i] = _compute_ridge_predictions(fitted, ranks[known, i], others)
-            expected[1, scored, i] = _compute_ridge_predictions(
-                fitted[:, few], ranks[known, i], others[:, few]
-            )
+        fitted = Ridge().fit(features[known], ranks[known])
+        # scikit-learn drops the axis of a single target.
+        expected[0, scored] = fitted.predict(features[scored]).reshape(len(scored), -1)
+        for i, few in enumerate(_screen_features(features[known], ranks[known])):
+            fitted = Ridge().fit(features[known][:, few], ranks[known, i])
+            expected[1, scored, i] = fitted.predict(features[scored][:, few])
     return expected
-
-
-def _compute_ridge_predictions(features: Any, values: Floats, others: Any) -> Floats:
-    """Fit a ridge regression with penalty 1, and predict the values of others, of shape (others,).
-
-    scikit-learn's Ridge has equal results, but takes longer to import than to fit.
-    features, others: sparse matrices. values: (records,).
-    """
-    means = features.mean(0)
-    mean = values.mean()
-    centred = scipy.sparse.linalg.LinearOperator(
-        features.shape,
-        lambda weights: features @ weights - means @ weights,
-        lambda residuals: features.T @ residuals - means * residuals.sum(),
-        dtype=float,
-    )
-    is_wide = features.shape[1] > features.shape[0]
-    rows = centred if is_wide else centred.T
-    penalty = scipy.sparse.linalg.aslinearoperator(scipy.sparse.eye_array(rows.shape[0]))
-    right = values - mean
-    if not is_wide:
-        right = centred.T @ right
-    weights = scipy.sparse.linalg.cg(rows @ rows.T + penalty, right, rtol=1e-4)[0]
-    if is_wide:
-        weights = centred.T @ weights
-    predicted: Floats = others @ weights + (mean - means @ weights)
-    return predicted
 
 
 def _screen_features(features: Any, ranks: Floats) -> Ints:
@@ -160,9 +134,9 @@ def _screen_features(features: Any, ranks: Floats) -> Ints:
 
     ranks: (records, k).
     """
-    variances = (features * features).mean(0) - features.mean(0) ** 2
-    # If a column is constant, its variance is rounding.
-    deviations = np.sqrt(np.maximum(variances, 1e-18))
+    from sklearn.preprocessing import StandardScaler
+
+    deviations = StandardScaler(with_mean=False).fit(features).scale_
     correlation = np.abs(features.T @ (ranks - ranks.mean(0))) / deviations[:, None]
     few = max(1, len(ranks) // _RECORDS_PER_FEATURE)
     order: Ints = np.argsort(-correlation, axis=0, kind="stable")[:few].T
@@ -174,6 +148,8 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
 
     lengths: (texts, k) further measures of each text's size.
     """
+    from sklearn.feature_extraction.text import TfidfTransformer
+
     tokens, starts = join_texts(texts)
     sizes = np.log1p(np.column_stack([np.diff(starts), lengths]))
     words = np.unique(tokens)
@@ -186,12 +162,8 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
     # (texts, words): counts of each word in each text
     bag = scipy.sparse.csr_array((np.ones(len(of)), of, starts), shape=(len(texts), len(words)))
     bag.sum_duplicates()
-    # TF-IDF, each text of norm 1. All texts determine the weights of rare words, but no label does.
-    rarity = 1 + np.log((1 + len(texts)) / (1 + np.bincount(bag.indices, minlength=len(words))))
-    np.log(bag.data, out=bag.data)  # in place, because the counts of many texts take much memory
-    bag.data += 1
-    bag.data *= rarity[bag.indices]
-    bag.data /= np.repeat(np.sqrt((bag * bag).sum(1)), np.diff(bag.indptr))
+    # All texts determine the weights of rare words: this uses no label.
+    bag = TfidfTransformer(sublinear_tf=True).fit(bag).transform(bag, copy=False)
     return _join_sparse_columns(bag, scipy.sparse.csr_array(standardise_columns(sizes)))
 
 
@@ -221,46 +193,18 @@ def predict_membership(features: Any, member: Bools, group: Ints) -> Floats:
     `build_text_features`, which needs no language model. group: (records,) codes of related
     records.
     """
+    from sklearn.linear_model import LogisticRegression
+
     log_odds = np.full(len(member), np.nan)
     for known, scored in _split_cross_fit_folds(member, group):
-        share = member[known].mean()
-        if share in (0, 1):
+        # scikit-learn refuses to fit a single class.
+        if member[known].all() or not member[known].any():
             return np.full(len(member), np.nan)
-        balanced = np.where(member[known], 0.5 / share, 0.5 / (1 - share))
-        weights = fit_logistic_regression(features[known], member[known], 1.0, balanced)
-        log_odds[scored] = features[scored] @ weights[:-1] + weights[-1]
+        fitted = LogisticRegression(class_weight="balanced", max_iter=1000).fit(
+            features[known], member[known]
+        )
+        log_odds[scored] = fitted.decision_function(features[scored])
     return log_odds
-
-
-def fit_logistic_regression(
-    features: Any, labels: Bools, penalty: float, importance: Floats | float = 1.0
-) -> Floats:
-    """Return the weights of a logistic regression, of shape (k + 1,); the last is the intercept.
-
-    scikit-learn's LogisticRegression has equal results, but takes longer to import than to fit.
-    features: (records, k). penalty: factor on half the squared weights; the loss is a sum over
-    records, each multiplied by its importance.
-    """
-    importance = importance / len(labels)
-    penalty /= len(labels)
-
-    def compute_loss(weights: Floats) -> tuple[float, Floats]:
-        slopes = weights[:-1]
-        logits = features @ slopes + weights[-1]
-        losses = importance * (np.logaddexp(0, logits) - labels * logits)
-        errors = importance * (scipy.special.expit(logits) - labels)
-        gradient = np.append(features.T @ errors + penalty * slopes, errors.sum())
-        return losses.sum() + penalty / 2 * slopes @ slopes, gradient
-
-    found = scipy.optimize.minimize(
-        compute_loss,
-        np.zeros(features.shape[1] + 1),
-        jac=True,
-        method="L-BFGS-B",
-        options={"maxiter": 1000, "maxls": 50, "gtol": 1e-4, "ftol": 64 * np.finfo(float).eps},
-    )
-    weights: Floats = found.x
-    return weights
 
 
 def _split_cross_fit_folds(member: Bools, group: Ints) -> Iterator[tuple[Ints, Ints]]:

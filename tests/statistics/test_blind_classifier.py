@@ -8,10 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.sparse
-from sklearn.feature_extraction.text import TfidfTransformer
-from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.model_selection import StratifiedGroupKFold
-from sklearn.preprocessing import StandardScaler
 
 from auditor.core.nouns import Secret, Tokens
 from auditor.core.secret_randomness import make_keyed_generator
@@ -260,40 +257,3 @@ def test_a_prefix_of_many_texts_or_of_few_tokens_relates_none() -> None:
         for one in (of_all, short, two)
     ]
     assert n_groups == [10, 10, 9]
-
-
-@pytest.mark.parametrize("shape", [(48, 60), (400, 90)])
-def test_regressions_are_those_of_scikit_learn(shape: tuple[int, int]) -> None:
-    """Ridge solves in the smaller of its two spaces, so once with more features than records."""
-    noise = make_keyed_generator("regressions", shape[0])
-    values = noise.random(shape) * (noise.random(shape) < 0.1)
-    sparse = scipy.sparse.csr_array(values)
-    ranks, member = noise.random(shape[0]), noise.random(shape[0]) < 0.3
-    theirs = Ridge().fit(sparse, ranks).predict(sparse)
-    assert blind_classifier._compute_ridge_predictions(sparse, ranks, sparse) == pytest.approx(
-        theirs, 1e-9
-    )
-    for features in (sparse, values):
-        fitted = LogisticRegression(C=0.5, max_iter=1000).fit(features, member)
-        weights = blind_classifier.fit_logistic_regression(features, member, 2.0)
-        assert weights == pytest.approx([*fitted.coef_[0], fitted.intercept_[0]], 1e-9)
-    group = np.arange(shape[0])
-    found = blind_classifier.predict_membership(sparse, member, group)
-    for known, scored in blind_classifier._split_cross_fit_folds(member, group):
-        fitted = LogisticRegression(class_weight="balanced", max_iter=1000)
-        fitted.fit(sparse[known], member[known])
-        assert found[scored] == pytest.approx(fitted.decision_function(sparse[scored]), 1e-9)
-
-
-def test_features_and_their_scales_are_those_of_scikit_learn() -> None:
-    rows = [*texts(60, "weighed", words=40, length=12), (), (3, 3, 3)]
-    features = blind_classifier.build_text_features(rows, np.empty((62, 0)))
-    counts = np.array([np.bincount(row, minlength=40) for row in rows])
-    theirs = TfidfTransformer(sublinear_tf=True).fit_transform(counts[:, counts.any(0)])
-    assert features.toarray()[:, :-1] == pytest.approx(theirs.toarray(), 1e-12)
-    known = scipy.sparse.csr_array(features[:55])
-    ranks = make_keyed_generator("ranks").random((55, 3))
-    scales = StandardScaler(with_mean=False).fit(known).scale_
-    correlation = np.abs(known.T @ (ranks - ranks.mean(0))) / scales[:, None]
-    chosen = blind_classifier._screen_features(known, ranks)
-    assert (chosen == np.argsort(-correlation, 0)[:2].T).all()
