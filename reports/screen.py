@@ -136,7 +136,7 @@ def _short_target_title(result: AuditResult, target: str) -> str:
 def _build_result_screen_entry(
     result: AuditResult, assessment: LeakAssessment, width: int
 ) -> ScreenEntry:
-    """Return an entry with the severity of each model, most severe first.
+    """Return the RESULT of the first screen: each model's severity, most severe first.
 
     Models of the same severity share a sentence. If the sentences do not fit, first omit numbers,
     then reasons.

@@ -106,7 +106,7 @@ def list_frontier_models(
 
 
 def _list_swept_options(name: str, at: Mapping[str, Any], defenses: Sequence[str]) -> Iterator[str]:
-    """Yield labels of this model's swept options, such as `weight 0.9`.
+    """Yield labels of the options that a grid of plans varies on a model, such as `weight 0.9`.
 
     Args:
         at: swept values, keyed by option.

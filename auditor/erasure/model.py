@@ -49,7 +49,7 @@ class ModelVerdicts:
 def judge_model(
     model: Any, records: ErasureRecords, nonmembers: str | None, alternatives: int = 999
 ) -> ModelVerdicts:
-    """Test a model (a folder, a hub id or an object) for the records.
+    """Test whether a model (a folder, a hub id or an object) still knows the deleted records.
 
     nonmembers: a file of records that the model was not trained on, for the membership test;
     alternatives: the number of random values among which each personal value is ranked. Raise

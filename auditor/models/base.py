@@ -599,9 +599,9 @@ def compute_text_nlls(
 
 
 def number_long_texts(texts: Iterable[Tokens]) -> Ints:
-    """Return a number for each text, (texts,): texts that begin with the previous one share it.
+    """Number the texts, (texts,): windows of one long text share a number, so one pass reads them.
 
-    Windows of a long text share a number, if each window begins with the previous one.
+    Windows of a text follow each other, and each begins with the previous one.
     """
     numbers = list[int]()
     before: Tokens = ()

@@ -253,10 +253,10 @@ def _compute_record_losses(
 def compute_published_nlls(
     model: LanguageModel, texts: Sequence[Tokens], context_lengths: Sequence[int], seed: int
 ) -> Mapping[str, Sequence[float]]:
-    """Return each text's summed nll (negative log-likelihood) in nats, keyed by kind of perplexity.
+    """Return the texts' losses under each perplexity that a defense's paper defines its own way.
 
-    Only perplexities that a defense's paper defines in its own way are computed; {} if there are
-    none.
+    A loss is a text's summed negative log-likelihood in nats. The key is the perplexity's name.
+    Return {} for a model without such perplexities.
 
     Args:
         model: the model.

@@ -179,7 +179,7 @@ def bound_stopped_finding(finding: Finding, row: ValuesBySecret, stopped: Stoppe
 
 
 def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
-    """Return a hash of the stopping rules; "" if `stops` is empty."""
+    """Return a hash of the rules by which `--until` ends queries early; "" without rules."""
     digest = hashlib.sha256()
     for row, stop in stops.items():
         # `repr` of a float is exact.

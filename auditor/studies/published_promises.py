@@ -525,7 +525,7 @@ def build_published_promise_table(
 
 
 def build_published_promise_section(claim: PublishedPromise, checks: Sequence[PromiseCheck]) -> str:
-    """Return the claim's section of the page, as Markdown."""
+    """Return a published privacy promise, with our checks, as a Markdown section of the ledger."""
     # Checks with `is_uncounted` are in the table, but not counted in the verdict.
     published = []
     counted = []
