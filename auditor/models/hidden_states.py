@@ -68,7 +68,7 @@ class HiddenStateCache:
         # Log-probabilities at the last positions of texts that several callers query in turn.
         self._recent: dict[bytes, Tensor] = {}
         # Whether body and head are the whole model; None until it is measured.
-        self._right: bool | None = None if head is not None else False
+        self.is_exact: bool | None = None if head is not None else False
 
     @torch.no_grad()
     def log_probs(self, texts: Tensor, last: int) -> Tensor:
@@ -81,7 +81,7 @@ class HiddenStateCache:
         if all(name in self._recent and len(self._recent[name]) >= last for name in names):
             return torch.stack([self._recent[name][-last:] for name in names])
         log_probs = self._compute_head_logits(texts, last, names).log_softmax(-1)
-        if self._right and texts.shape[1] > 1:
+        if self.is_exact and texts.shape[1] > 1:
             self._remember_log_probs(names, list(log_probs.clone()))
         return log_probs
 
@@ -116,7 +116,7 @@ class HiddenStateCache:
         for i, name in enumerate(names):
             if not self._has_states(name, last):
                 missing.append(i)
-        if self._right is False or len(missing) == len(names):
+        if self.is_exact is False or len(missing) == len(names):
             return self._read_and_hold(texts, last, list(names))
         if missing:
             self._read_and_hold(texts[missing], last, [names[i] for i in missing])
@@ -189,7 +189,7 @@ class HiddenStateCache:
             size = max(1, _TOGETHER // len(groups[-1][-1][0]))
             read = partial(self._read_and_cache_batch, groups, device, keys)
             for _ in BatchSizeLimit(size).run_pieces_within_memory(len(groups), read):
-                if not self._right:  # the first batch showed that nothing can be cached
+                if not self.is_exact:  # the first batch showed that nothing can be cached
                     return
 
     def _read_and_cache_batch(
@@ -296,7 +296,7 @@ class HiddenStateCache:
             n_logits: number of trailing positions whose logits are returned.
             layers: list to which layers with the texts' keys and values are appended.
         """
-        if self._right is False:
+        if self.is_exact is False:
             return self._logits(texts, last, n_logits, layers), None
         outputs: list[Any] = []
         hook = self._body.register_forward_hook(
@@ -306,10 +306,10 @@ class HiddenStateCache:
             logits = self._logits(texts, last, n_logits, layers)
         finally:
             hook.remove()
-        if self._right is None:
-            self._right = bool(outputs) and self._is_input_of_head(outputs[-1], logits)
+        if self.is_exact is None:
+            self.is_exact = bool(outputs) and self._is_input_of_head(outputs[-1], logits)
         # The last states: a shared prefix may have been read in a pass before.
-        return logits, outputs[-1] if self._right else None
+        return logits, outputs[-1] if self.is_exact else None
 
     def _cache_states(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
         """Cache the hidden states of all these texts, or of none if memory is too small."""

@@ -327,6 +327,7 @@ class HuggingFaceModel(LanguageModel):
         few_bits = (torch.float16, torch.bfloat16)
         self._in_few_bits = self.device.type == "cpu" and model.dtype in few_bits
         self.seen: HiddenStateCache | None = None
+        self._is_cacheable = True  # False: more than the head follows the hidden states
         self._digest: str | None = None  # set only if the weights cannot change
         self.is_merged = False  # whether the self-check merged the adapter into the base
         self.begins: SharedPrefixCache | None = None
@@ -351,13 +352,16 @@ class HuggingFaceModel(LanguageModel):
 
     @contextmanager
     def cache_hidden_states(self) -> Iterator[None]:
-        earlier = self.seen
-        if earlier is None:
-            self.enable_hidden_state_cache(_BATCH_BYTES)
+        if self.seen is not None or not self._is_cacheable:
+            yield
+            return
+        self.enable_hidden_state_cache(_BATCH_BYTES)
         try:
             yield
         finally:
-            self.seen = earlier
+            if self.seen is not None:
+                self._is_cacheable = self.seen.is_exact is not False
+            self.seen = None
 
     def read_ahead(
         self,

@@ -326,3 +326,17 @@ def test_the_losses_of_the_windows_of_a_text_take_one_pass(model: HuggingFaceMod
     assert traffic.tokens - before <= 3 * 50
     for one, other in zip(together, plain, strict=True):
         assert one == pytest.approx(other)
+
+
+def test_a_model_that_caps_its_logits_tries_the_cache_once(
+    model: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base, "_READ_TOKENS", 50)  # a part for each text
+    own_head = model.transformers_logits
+    monkeypatch.setattr(model, "transformers_logits", lambda *args: own_head(*args).square())
+    secrets = list_windows(3, 50)
+    before = traffic.tokens
+    batches = [pair for _, *pair in probe.batch_equal_shapes(model, secrets, 4)]
+    n_tried = traffic.tokens - before
+    assert sum(len(prefixes) for prefixes, _ in batches) == len(secrets)
+    assert 0 < n_tried <= 50  # of the first text
