@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -85,6 +86,9 @@ class QueryRDP:
 
 class EnsembleModel(WrappingModel):
     """Define the base of models that mix the distributions of an ensemble's parts."""
+
+    # Hidden states of the public model answer for no other part.
+    cache_hidden_states = staticmethod(nullcontext)
 
     def __init__(self, ensemble: Ensemble, name: str) -> None:
         super().__init__(ensemble.public)

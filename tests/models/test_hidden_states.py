@@ -4,21 +4,28 @@ model where it must."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from auditor.core.nouns import Observation, Query, Secret
+from auditor.defenses.pmixed_model import EnsembleModel
+from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.models import base
 from auditor.models.decoding import GREEDY
+from auditor.models.ensemble import ModelEnsemble
 from auditor.models.hidden_states import HiddenStateCache
 from auditor.models.huggingface import HuggingFaceModel, traffic
+from auditor.models.lora import LoraEnsemble
 from auditor.models.rows import Rows
 from auditor.models.slot_cache import SlotLayer
+from auditor.models.wrapping import WrappingModel
 from auditor.plugins import probe
 from auditor.plugins.view import WHITE_BOX, Sampling, View
 from tests.conftest import tiny
+from tests.models.test_ensemble import save_members
 
 TEXTS = torch.arange(1, 41).view(4, 10)
 
@@ -340,3 +347,34 @@ def test_a_model_that_caps_its_logits_tries_the_cache_once(
     n_tried = traffic.tokens - before
     assert sum(len(prefixes) for prefixes, _ in batches) == len(secrets)
     assert 0 < n_tried <= 50  # of the first text
+
+
+class MeanModel(EnsembleModel):
+    def released_token_distribution(self, distributions: Tensor) -> Tensor:
+        return distributions.exp().mean(-2).log()
+
+
+@pytest.mark.parametrize("kind", ["mixed with uniform", "one base", "separate models"])
+def test_windows_under_a_defense_are_those_read_one_by_one(tmp_path: Path, kind: str) -> None:
+    public, secrets = tiny(), list_windows(3, 50)
+    defended: WrappingModel = UniformMixingModel(public, 0.7)
+    if kind == "one base":
+        defended = MeanModel(LoraEnsemble(public, save_members(tiny, tmp_path, 2)), "mean")
+    if kind == "separate models":
+        defended = MeanModel(ModelEnsemble(public, [tiny(seed=1)]), "mean")
+    plain = []
+    before = traffic.tokens
+    for secret in secrets:
+        pair = torch.tensor([secret.prefix]), torch.tensor([secret.suffix])
+        plain.append(defended.token_log_probs(*pair)[0])
+    n_plain = traffic.tokens - before
+    together = dict[int, Tensor]()
+    for places, *pair in probe.batch_equal_shapes(defended, secrets, 4):
+        together |= zip(places.tolist(), defended.token_log_probs(*pair), strict=True)
+    n_read = traffic.tokens - before - n_plain
+    for place, row in enumerate(plain):
+        torch.testing.assert_close(together[place].float(), row.float())  # the model's precision
+    if kind == "mixed with uniform":
+        assert n_read <= 3 * 50 < n_plain / 4
+    else:
+        assert n_read <= n_plain  # no pass that answers nothing
