@@ -33,10 +33,8 @@ from auditor.reports import escaping, export, files, verdict
 if TYPE_CHECKING:
     import pandas as pd
 
-    from auditor.core.plan import Plan
     from auditor.models.base import LanguageModel
     from auditor.runs.reporter import Reporter
-    from auditor.runs.selection import Objects
     from auditor.runs.site import Site
 
 # pandas' nullable types (capitalised), because a number may be missing
@@ -186,12 +184,10 @@ def audit(
         reference=reference,
         reporter=reporter,
         **plan,
-    ) as (checked_plan, site, objects):
-        planned = run.plan_audit(checked_plan, site, objects)
+    ) as site:
+        planned = run.plan_audit(site)
         folder = RunFolder.create(
-            None if out is None else Path(out),
-            checked_plan.run_folder_title,
-            checked_plan.to_json(),
+            None if out is None else Path(out), site.plan.run_folder_title, site.plan.to_json()
         )
         try:
             result = run.run_audit(planned, folder)
@@ -215,12 +211,10 @@ def open_prepared_audit(
     reference: Any = None,
     reporter: Reporter | None = None,
     **plan: Any,
-) -> Iterator[tuple[Plan, Site, Objects]]:
-    """Yield three values: the plan of `audit` with these arguments, its site, and Python objects.
+) -> Iterator[Site]:
+    """Yield the site of `audit` with these arguments, which loads the models and the data.
 
-    The site (`runs.site.Site`) loads the models and the data. The objects are the arguments that
-    were given as Python objects, keyed by role. After the block, models in memory are as before.
-    Raise AuditError as `audit` does.
+    After the block, models in memory are as before. Raise AuditError as `audit` does.
     """
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
@@ -264,7 +258,7 @@ def open_prepared_audit(
         # Recorded in the plan: objects cannot be read back, so resuming this folder is refused.
         class_names = dict(zip(objects, map(name_class, objects.values()), strict=True))
         checked_plan = dataclasses.replace(checked_plan, objects=class_names)
-        yield checked_plan, run.Site(checked_plan, reporter, live=live), objects
+        yield run.Site(checked_plan, reporter, live=live, objects=objects)
 
 
 def _name_plan_models(

@@ -195,9 +195,9 @@ class AuditCallback(TrainerCallback):
         # the model.
         with api.open_prepared_audit(
             self._unwrapped_model_in_training(), self.tokenizer, attacks=self.probes, **self.asked
-        ) as (_, site, _):
+        ) as site:
             benchmark = site.benchmark
-            plan = site.data_plan
+            plan = site.plan.data
             self.secrets = benchmark.secrets
             self.canaries = benchmark.canaries
             self.prefix_token = resolve_prefix_token(

@@ -284,13 +284,14 @@ def _run_restricted_plan(
     from auditor.records.folder import RunFolder
     from auditor.reports import files
     from auditor.runs.run import plan_audit
+    from auditor.runs.site import Site
 
     if isinstance(source, Plan):
         plan = source
     else:
         plan = Plan.from_json(source.plan())
     # All checks before `create`: a refused plan leaves no folder.
-    selection = plan_audit(plan, None, {}, *held_to).selection
+    selection = plan_audit(Site(plan), *held_to).selection
     policy = held_to[0]
     if policy is not None:
         check_ruled_rows_exist(policy, selection.list_cell_keys())
@@ -355,7 +356,7 @@ def print_plan_audit(
             if limit is not None:
                 quick_check.enable_hidden_state_caches(site)
             result = run_audit(
-                plan_audit(plan, site, {}, *held_to),
+                plan_audit(site, *held_to),
                 folder,
                 limit=limit,
                 publish=publish,

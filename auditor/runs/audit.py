@@ -29,8 +29,8 @@ from auditor.core.nouns import (
     Query,
     Secret,
 )
+from auditor.core.plan import Plan
 from auditor.core.plan_fields import AUTO
-from auditor.core.plan_parts import DataPlan, DefensePlan
 from auditor.core.result import Doubt, Measurement, TargetRecord
 from auditor.core.secret_table import SecretTable, build_secret_table
 from auditor.models import precision, self_check
@@ -330,23 +330,15 @@ class RunContext:
         site: models and data of the audit.
         selection: attacks, probes, defenses and access settings.
         prefix_token: token that the run puts before every text.
-        defenses: plan fields of the defenses.
-        batch_size: texts in a forward pass; None for automatic.
     """
 
     site: Site
     selection: PluginSelection
     prefix_token: PrefixToken
-    defenses: DefensePlan
-    batch_size: int | None
 
     @property
-    def seed(self) -> int:
-        return self.site.seed
-
-    @property
-    def data_fields_of_plan(self) -> DataPlan:
-        return self.site.data_plan
+    def plan(self) -> Plan:
+        return self.site.plan
 
     @property
     def benchmark(self) -> Benchmark:
@@ -374,13 +366,13 @@ class RunContext:
             target_name=target.name,
             target=target.model,
             setting=setting,
-            seed=self.seed,
+            seed=self.plan.seed,
             public=public,
             reference=reference,
             reference_fault=self.site.reference_fault_sentence,
             references=self.load_prefixed_references,
             tokenizer=self.benchmark.tokenizer,
-            batch_size=self.batch_size,
+            batch_size=self.plan.batch_size,
             meter=target.spending.meter,
             claim=target.claim,
             progress=self.site.reporter.progress,
@@ -498,16 +490,19 @@ class Audit(RunContext):
     """Context of all attacks and probes in the main process: a `RunContext` with the run folder.
 
     Args:
-        folder: folder of the run.
         stops: stopping rule of each cell whose queries may end before the last secret.
         population: ids of all secrets of a check, which queries them in batches; empty for a run.
         _tuned: tuned states of attacks that this process has loaded or made.
     """
 
-    folder: RunFolder
-    stops: Mapping[CellKey, StoppingRule] = field(default_factory=dict)
+    stops: Mapping[CellKey, StoppingRule]
     population: frozenset[str] = frozenset()
     _tuned: dict[tuple[str, str], State] = field(default_factory=dict)
+
+    @property
+    def folder(self) -> RunFolder:
+        assert self.site.folder is not None  # `run_audit` attaches it
+        return self.site.folder
 
     @cached_property
     def secrets_by_id(self) -> dict[str, Secret]:
@@ -516,7 +511,7 @@ class Audit(RunContext):
     @cached_property
     def personal_data_of_secrets(self) -> PersonalDataOfSecrets:
         return personal_data.find_personal_data(
-            self.benchmark, personal_data.parse_phone_regions(self.data_fields_of_plan.phone_region)
+            self.benchmark, personal_data.parse_phone_regions(self.plan.data.phone_region)
         )
 
     @property
@@ -528,7 +523,7 @@ class Audit(RunContext):
         """
         canaries = []
         for item in self.benchmark.canaries:
-            if self.data_fields_of_plan.canaries or item.has_coin:
+            if self.plan.data.canaries or item.has_coin:
                 canaries.append(item)
         if not canaries:
             return build_secret_table(self.benchmark.secrets)
@@ -598,9 +593,9 @@ class Audit(RunContext):
                 sweep_key = json.dumps(
                     [
                         self.sweep_cache_key_of_answers,
-                        self.seed,
-                        self.data_fields_of_plan.known_limit,
-                        self.defenses.defense_options,
+                        self.plan.seed,
+                        self.plan.data.known_limit,
+                        self.plan.defenses.defense_options,
                         target.scenario and target.scenario.queries,
                         key,
                         attack.fit_options(),
@@ -627,7 +622,7 @@ def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixTo
         folder: folder of the run.
     """
     saved = folder.prefix_token()
-    data_plan = site.data_plan
+    data_plan = site.plan.data
     if saved is not None and data_plan.prefix_token == AUTO:
         return saved
     key = [site.subject, data_plan.prefix_token, data_plan.known_limit, longest]
@@ -658,13 +653,13 @@ def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> Pref
         longest: number of tokens of the longest context, without the prefix token.
     """
     benchmark = site.benchmark
-    options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.hurried)
+    options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.is_choice_hurried)
     recorded = site.recorded_prefix
     # Training put this prefix before whole records only.
     if any(secret.at > len(secret.prefix) for secret in benchmark.secrets):
         recorded = None
     return resolve_prefix_token(
-        site.data_plan.prefix_token, site.model, known, longest, *options, recorded=recorded
+        site.plan.data.prefix_token, site.model, known, longest, *options, recorded=recorded
     )
 
 

@@ -250,7 +250,7 @@ class Cell(TargetRun, ABC):
             ask(items)
             return items
         self.collector.stopped[self.key], ids = stop.ask_randomly(
-            items, self.audit.seed, ask, build_results
+            items, self.audit.plan.seed, ask, build_results
         )
         return [item for item in items if item.id in ids]
 
@@ -582,7 +582,7 @@ class ProbeCell(Cell):
         """
         if not self.target.is_undefended:
             return ChainMap(), {}
-        key = (self.audit.sweep_cache_key_of_answers, self.audit.seed, self.method)
+        key = (self.audit.sweep_cache_key_of_answers, self.audit.plan.seed, self.method)
         title = f"{self.setting.name} {self.method.name}"
         return self.audit.site.shared.get_or_make(title, key, lambda: (ChainMap(), {}))
 

@@ -261,7 +261,7 @@ def estimate_run_cost(
     clock = StageClock(reporter)
     site = Site(plan, reporter, shared)
     site.may_train = False
-    selection = select_plugins(plan, site)
+    selection = select_plugins(site)
     if site.is_model_asked_over_network:
         raise AuditError(
             f"expected a model that is loaded here with --estimate, got {plan.target.model}: a "
@@ -269,9 +269,7 @@ def estimate_run_cost(
         )
     with clock.timed_stage("prepare"):
         preparing = _time_preparing(site)
-    scene = RunContext(
-        site, selection, PrefixToken((), "not chosen yet"), plan.defenses, plan.batch_size
-    )
+    scene = RunContext(site, selection, PrefixToken((), "not chosen yet"))
     with clock.timed_stage("probe"):
         asker = _RunPartTimer(scene, seconds)
         asker.time_choosing_prefix_token()
@@ -349,7 +347,7 @@ class _RunPartTimer:
             chosen.append(resolve_site_prefix(scene.site, known, longest))
 
         n_known = len(whole_benchmark.known)
-        if n_known and scene.data_fields_of_plan.prefix_token == AUTO:
+        if n_known and scene.plan.data.prefix_token == AUTO:
             part = RunPartCost(
                 "choosing a prefix token", min(n_known, PAIRS), at_once=32, work=choose
             )
@@ -397,7 +395,7 @@ class _RunPartTimer:
             subset = _draw_fixed_subset(texts, n, "heldout")
             sample_given = _draw_fixed_subset(given_counts, n, "heldout")
             list(compute_text_nlls(target.model, subset, context_lengths=sample_given))
-            scoring.compute_published_nlls(target.model, subset, sample_given, self.scene.seed)
+            scoring.compute_published_nlls(target.model, subset, sample_given, self.scene.plan.seed)
 
         # Greedy recall stores the scores of the undefended model's members.
         secrets = target.secrets
@@ -406,7 +404,7 @@ class _RunPartTimer:
 
         def score_tokens(n: int) -> None:
             subset = _draw_fixed_subset(secrets, n, "tokens")
-            list(scoring.batch_suffix_log_probs(target, subset, self.scene.batch_size))
+            list(scoring.batch_suffix_log_probs(target, subset, self.scene.plan.batch_size))
 
         if texts:
             at_once = _count_fitting_texts(target.model, max(map(len, texts)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -138,15 +138,17 @@ class SiteModels:
             models. Their folders are not read, because the weights may have changed since they were
             saved; the privacy promise in the folder is also ignored. If such a model reports a
             digest, it is the digest of the weights in memory.
+        objects: Python objects that the plan uses instead of names, keyed by role.
 
     Attributes:
+        loading: the plan's options for loading, with the precision that the plug-ins need.
         recipe: recipe of the built-in lab, whose folders take the place of those that a user names;
             None for the user's own model.
         mitigation: training that makes the lab's attacked model; None for plain training.
         may_train: whether the lab trains missing models; otherwise they are refused on use.
     """
 
-    run = ""  # the run that pays for queries over a network
+    folder: RunFolder | None = None  # of the run that pays for queries over a network
     recipe: BaseLabRecipe | None = None
     mitigation: Trainer | None = None
     may_train = True
@@ -157,17 +159,15 @@ class SiteModels:
         reporter: Reporter | None = None,
         shared: SweepCache | None = None,
         live: Mapping[str, LanguageModel] = MappingProxyType({}),
+        objects: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self.target = plan.target
-        self.data_plan = plan.data
-        self.attack_plan = plan.attacks
-        self.seed = plan.seed
+        self.plan = plan
         self.subject = plan.model_and_secrets_fields
         self.reporter, self.shared = reporter or Reporter(), shared or SweepCache()
         self.loading = plan.loading
         self.live = live
+        self.objects = objects
         self.table_counting = TableCounting()
-        self._folder: RunFolder | None = None
         self._ensembles: dict[str, Ensemble] = {}
         if plan.target.uses_builtin_lab:
             self.recipe = build_lab_recipe(plan)
@@ -180,23 +180,29 @@ class SiteModels:
     @property
     def lab(self) -> Lab:
         """The plan's built-in lab, which trains models into folders."""
-        assert self.recipe is not None  # the caller asks for the lab of a plan without a model
-        make = partial(
-            LABS[self.target.lab],
-            *(self.recipe, None, self.reporter.progress, self.data_plan.limit),
-            makes=self.may_train,
+        recipe = self.recipe
+        assert recipe is not None  # the caller asks for the lab of a plan without a model
+        kind = LABS[self.plan.target.lab]
+        limit = self.plan.data.limit
+        return self.shared.get_or_make(
+            "lab",
+            (recipe, limit),
+            lambda: kind(recipe, None, self.reporter.progress, limit, makes=self.may_train),
         )
-        return self.shared.get_or_make("lab", (self.recipe, self.data_plan.limit), make)
 
     def find_model(self, name: str | None, train: Callable[[Lab], Path]) -> str | None:
         """Return the model that the plan names; in the lab, the folder of a model trained now."""
         return name if self.recipe is None else str(train(self.lab))
 
     @property
+    def run_identity(self) -> str:
+        return "" if self.folder is None else self.folder.identity
+
+    @property
     def model_place(self) -> str:
         """Folder, hub id or address of the attacked model."""
         return str(
-            self.find_model(self.target.model, lambda lab: lab.target_folder(self.mitigation))
+            self.find_model(self.plan.target.model, lambda lab: lab.target_folder(self.mitigation))
         )
 
     @property
@@ -205,7 +211,7 @@ class SiteModels:
 
         If so, a single process holds the query budget and the answers.
         """
-        return resolve_attacked_provider(self.target, self.loading).network
+        return resolve_attacked_provider(self.plan.target, self.loading).network
 
     @property
     def attacked_adapter_base_name(self) -> str:
@@ -221,11 +227,12 @@ class SiteModels:
             return self.reference_model is not None
         if {"reference", "public"} & self.live.keys():
             return True
-        if self.target.reference is not None:
-            return self.target.reference != NONE
+        target = self.plan.target
+        if target.reference is not None:
+            return target.reference != NONE
         return (
             self.recipe is not None
-            or self.target.public is not None
+            or target.public is not None
             or self._adapter_base_and_revision is not None
         )
 
@@ -244,26 +251,27 @@ class SiteModels:
         Args:
             fields: the plan's fields that say where models are.
         """
+        target = self.plan.target
         if "model" in self.live:
             return
         if self.recipe is not None:
-            LABS[self.target.lab].read_package_versions()  # raises without them
+            LABS[target.lab].read_package_versions()  # raises without them
             return
         provider, request = self._provider_and_request
         allowed = {*provider.takes}
-        for form in self.target.forms:
+        for form in target.forms:
             if "://" in form:
                 form_provider = self._resolve_form(form)[0]
                 if form_provider.network:
                     allowed |= {*form_provider.takes}
-        if self.target.public is not None or self.target.reference is not None:
+        if target.public is not None or target.reference is not None:
             allowed |= {*list_ruled_fields(PLACED)}
         for name in fields:
             if name not in allowed:
                 flags = ", ".join(map(format_field_flag, provider.takes)) or "none of the kind"
                 raise AuditError(
                     f"{format_field_flag(name)} does not apply to a model of the provider "
-                    f"{provider.name}, which takes {flags}; got it with --model {self.target.model}"
+                    f"{provider.name}, which takes {flags}; got it with --model {target.model}"
                 )
         provider.check(request)
 
@@ -310,14 +318,14 @@ class SiteModels:
     @property
     def recorded_prefix(self) -> Tokens | None:
         """Tokens before every record in the attacked model's training; None if unknown."""
-        if "model" in self.live or self.target.model is None:
+        if "model" in self.live or self.plan.target.model is None:
             return None
-        return read_recorded_prefix(Path(self.target.model))
+        return read_recorded_prefix(Path(self.plan.target.model))
 
     @cached_property
     def public_model(self) -> LanguageModel | None:
         """Model trained without private data; None if the plan names no such model."""
-        name = self.find_model(self.target.public, lambda lab: lab.public_folder())
+        name = self.find_model(self.plan.target.public, lambda lab: lab.public_folder())
         return self._load_matching_model("public", name)
 
     @cached_property
@@ -326,26 +334,27 @@ class SiteModels:
 
         None if the run has no such model.
         """
-        if self.target.reference == NONE:
+        name = self.plan.target.reference
+        if name == NONE:
             return None
-        if self.target.reference is not None:
-            return self._load_matching_model("reference", self.target.reference)
+        if name is not None:
+            return self._load_matching_model("reference", name)
         if self.public_model is not None or self._adapter_base_and_revision is None:
             return self.public_model
         # Load the attacked model first, so that its failure is reported under its role.
         size = self.model.vocab_size
-        name, revision = self._adapter_base_and_revision
+        base_name, revision = self._adapter_base_and_revision
         base = self.load_role_model(
-            "reference", name, replace(self.loading, revision=revision, base=None)
+            "reference", base_name, replace(self.loading, revision=revision, base=None)
         )
         return base if base.vocab_size == size else None
 
     @cached_property
     def _adapter_base_and_revision(self) -> tuple[str, str | None] | None:
         """Name and revision of the attacked adapter's base model; None for a complete model."""
-        if self.target.model is None:
+        if self.plan.target.model is None:
             return None
-        recorded = read_adapter_base(self.target.model)
+        recorded = read_adapter_base(self.plan.target.model)
         base = self.loading.base
         if recorded is None or base is None:
             return recorded
@@ -360,8 +369,8 @@ class SiteModels:
             notes += read_training_summary(Path(self.model_place)).told
         if (
             self._adapter_base_and_revision is not None
-            and self.target.reference is None
-            and self.target.public is None
+            and self.plan.target.reference is None
+            and self.plan.target.public is None
         ):
             notes.append(
                 _describe_adapter_base(
@@ -407,10 +416,15 @@ class SiteModels:
     @property
     def _provider_and_request(self) -> tuple[Provider, RequestedModel]:
         """Provider of the attacked model, then the request that this provider receives."""
-        target = self.target
+        target = self.plan.target
         provider, name = registry.resolve_model_provider(self.model_place, self.loading.model_args)
         return provider, RequestedModel(
-            name, self.loading, target.base_url, target.tokenizer, self.run, target.max_tokens_total
+            name,
+            self.loading,
+            target.base_url,
+            target.tokenizer,
+            self.run_identity,
+            target.max_tokens_total,
         )
 
     @cached_property
@@ -455,14 +469,14 @@ class SiteModels:
         provider, name = registry.resolve_model_provider(place, {})
         tokenizer = None
         if "tokenizer" in provider.takes:
-            tokenizer = self.target.tokenizer or str(self.target.model)
+            tokenizer = self.plan.target.tokenizer or str(self.plan.target.model)
         return provider, RequestedModel(
             name,
             self.loading.for_companion_model(),
             None,
             tokenizer,
-            self.run,
-            self.target.max_tokens_total,
+            self.run_identity,
+            self.plan.target.max_tokens_total,
         )
 
     def _load_once_if_memory_suffices(

@@ -318,7 +318,7 @@ def audit_mitigated_model(
             # Render the same secrets in the same way, even on a different day.
             folder.save_text_form(form)
     try:
-        planned = plan_audit(plan, Site(plan, reporter, shared))
+        planned = plan_audit(Site(plan, reporter, shared))
         files.write_run_reports(out, run_audit(planned, folder))
     except (AuditError, OSError):
         folder.discard_if_empty()

@@ -35,12 +35,12 @@ def digest_plan_files(plan: Plan) -> dict[str, str]:
     return digest_model_files(locate_role_models(plan))
 
 
-def digest_plan_weights(plan: Plan, site: Site) -> dict[str, str]:
-    """Return the digests of all files that a plan reads, and of all models without files.
+def digest_site_weights(site: Site) -> dict[str, str]:
+    """Return the digests of all files that the site's plan reads, and of all models without files.
 
     The former are those of `digest_plan_files`.
     """
-    return digest_plan_files(plan) | site.digest_fileless_models()
+    return digest_plan_files(site.plan) | site.digest_fileless_models()
 
 
 def locate_role_models(plan: Plan) -> Places:

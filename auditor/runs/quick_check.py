@@ -105,7 +105,7 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
     """
     clock = StageClock(reporter)
     site = Site(plan, reporter, shared)
-    select_plugins(plan, site)
+    select_plugins(site)
     if site.is_model_asked_over_network:
         raise AuditError(
             f"expected a model that is loaded here, got {plan.target.model}: use audit run --model"
@@ -113,7 +113,7 @@ def prepare_check(plan: Plan, reporter: Reporter, shared: SweepCache) -> tuple[P
     with clock.timed_stage("loading the model"):
         enable_hidden_state_caches(site)
         site.benchmark  # noqa: B018 - access loads it
-    return _select_answerable_methods(plan, site)
+    return _select_answerable_methods(site)
 
 
 def enable_hidden_state_caches(site: Site) -> None:
@@ -123,7 +123,6 @@ def enable_hidden_state_caches(site: Site) -> None:
     folder. A digest of the weights is their key.
     """
     site.form_rows = FORM_ROWS
-    site.hurried = True
     kept_in = disk.find_cache_folder() / "self-checks"
     with self_check.keep_self_checks(kept_in):
         models = site.model, site.reference_model
@@ -133,11 +132,12 @@ def enable_hidden_state_caches(site: Site) -> None:
             model.choices_kept_in = kept_in
 
 
-def _select_answerable_methods(plan: Plan, site: Site) -> tuple[Plan, Limits]:
-    """Return the plan with the attacks and probes that suit these records.
+def _select_answerable_methods(site: Site) -> tuple[Plan, Limits]:
+    """Return the site's plan with the attacks and probes that suit these records.
 
     Also return sentences about the attacks and probes that were left out.
     """
+    plan = site.plan
     members = len(select_members(site.benchmark.secrets))
     nonmembers = len(site.benchmark.secrets) - members
     known = registry.list_methods()

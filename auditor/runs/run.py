@@ -20,7 +20,6 @@ from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.unlearning import summarise_unlearning
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guesses
-from auditor.core.plan import Plan
 from auditor.core.result import (
     AuditResult,
     BenchmarkRecord,
@@ -48,8 +47,6 @@ from auditor.runs.per_secret_results import PerSecretCollector, add_strongest_me
 from auditor.runs.reporter import StageClock
 from auditor.runs.scoring import measure_nonmember_recall, measure_repeat_recall
 from auditor.runs.selection import (
-    NO_OBJECTS,
-    Objects,
     PluginSelection,
     format_python_objects,
     select_plugins,
@@ -70,41 +67,31 @@ class PlannedAudit:
     """A checked plan with its models, data and plug-ins. Nothing is loaded.
 
     Args:
-        plan: plan of the run.
-        site: models and data of the plan.
-        objects: Python objects, keyed by role, for `select_plugins`.
+        site: the plan with its models and data.
         selection: attacks, probes and defenses.
         stops: stopping rule of each cell whose queries may end before the last secret.
     """
 
-    plan: Plan
     site: Site
-    objects: Objects
     selection: PluginSelection
     stops: Mapping[CellKey, StoppingRule]
 
 
 def plan_audit(
-    plan: Plan,
-    site: Site | None = None,
-    objects: Objects = NO_OBJECTS,
-    policy: Policy | None = None,
-    baseline: RunOutcomes | None = None,
+    site: Site, policy: Policy | None = None, baseline: RunOutcomes | None = None
 ) -> PlannedAudit:
     """Check a plan and select its plug-ins before anything is loaded.
 
     Raise AuditError for an invalid plan.
 
     Args:
-        plan: the plan.
-        site: models and data of the plan; None to make them.
-        objects: Python objects, keyed by role, for `select_plugins`.
+        site: the plan with its models and data.
         policy: gate policy of `--until decided`.
         baseline: baseline run of `--until decided`.
     """
+    plan = site.plan
     personal_data.parse_phone_regions(plan.data.phone_region)
-    site = site or Site(plan)
-    selection = select_plugins(plan, site, objects)
+    selection = select_plugins(site)
     stops = stopping.build_stopping_rules(plan.attacks, selection, policy, baseline)
     served = site.is_model_asked_over_network or any("://" in form for form in plan.target.forms)
     if plan.compute.engine != "local" and (plan.objects or served):
@@ -115,7 +102,7 @@ def plan_audit(
             "expected everything by name with --engine ray, because each worker loads it, and the "
             f"model as a folder or a hub id, got {subject}"
         )
-    return PlannedAudit(plan, site, objects, selection, stops)
+    return PlannedAudit(site, selection, stops)
 
 
 def run_audit(
@@ -137,14 +124,13 @@ def run_audit(
         is_check: whether this is a check. A check selects all cheap attacks and probes, so some of
             them may not apply.
     """
-    plan = planned.plan
     site = planned.site
     clock = StageClock(site.reporter)
-    site.attach_run_folder(folder)
+    site.folder = folder
     folder.pin_stopping_rules(stopping.digest_stopping_rules(planned.stops))
-    digests = plan_weights.digest_plan_weights(plan, site)
+    digests = plan_weights.digest_site_weights(site)
     folder.refuse_changed_weights(digests)  # refuse before loading, which takes minutes
-    with closing(make_engine(plan.compute)) as engine:
+    with closing(make_engine(site.plan.compute)) as engine:
         if engine.workers:
             site.reporter.note(f"secrets are attacked by {engine.description}")
             site.table_counting = TableCounting(engine.stream_results)
@@ -155,12 +141,12 @@ def run_audit(
         targets.check_defense_claims()
         audit.check_corpus_attacks_feasible(targets.undefended)
         # Check again: the hub may just have sent the files.
-        loaded = plan_weights.digest_plan_weights(plan, site)
+        loaded = plan_weights.digest_site_weights(site)
         file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
         folder.pin_weights(loaded)
 
         def measure(audit: Audit) -> AuditResult:
-            return _measure_audit(plan, audit, engine, clock, loaded)
+            return _measure_audit(audit, engine, clock, loaded)
 
         if limit is None:
             return measure(audit)
@@ -168,16 +154,11 @@ def run_audit(
 
 
 def _measure_audit(
-    plan: Plan,
-    audit: Audit,
-    engine: Engine,
-    clock: StageClock,
-    loaded: dict[str, str],
+    audit: Audit, engine: Engine, clock: StageClock, loaded: dict[str, str]
 ) -> AuditResult:
     """Make all queries that have no answer yet, and compute the result.
 
     Args:
-        plan: plan of the run.
         audit: context of the run.
         engine: executor of the queries.
         clock: timer of the run's stages.
@@ -200,7 +181,7 @@ def _measure_audit(
     greedy = _measure_greedy_recall(audit, targets.undefended, clock)
     records = list[TargetRecord]()
     findings = list[Finding]()
-    _prepare_engine(plan, audit, targets, engine)
+    _prepare_engine(audit, targets, engine)
     for target in targets.build_targets(clock):
         records.append(
             _measure_target(TargetRun(audit, target, targets, engine, collector), clock, findings)
@@ -212,14 +193,14 @@ def _measure_audit(
         name=folder.path.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         tool_version=__version__,
-        command=plan.output.command,
-        plan=plan.to_json(),
+        command=audit.plan.output.command,
+        plan=audit.plan.to_json(),
         benchmark=_build_benchmark_record(audit, *greedy),
         targets=tuple(map(chains.add_likelihood_chain, records)),
         findings=tuple(map(chains.add_cause_chain, findings)),
         environment=machine.describe_environment(audit.site.loading.device),
         timings=clock.seconds,
-        seed=plan.seed,
+        seed=audit.plan.seed,
         family=targets.undefended.model.family,
         weights=loaded,
         base=audit.site.attacked_adapter_base_name,
@@ -241,15 +222,16 @@ def _measure_audit(
     return replace(result, unlearning=tuple(unlearning))
 
 
-def _prepare_engine(plan: Plan, audit: Audit, targets: Targets, engine: Engine) -> None:
+def _prepare_engine(audit: Audit, targets: Targets, engine: Engine) -> None:
     """Tell the engine the targets of this process, and how workers build theirs."""
+    plan = audit.plan
     form = audit.benchmark.text_form  # workers render conversations like the run
     if form is not None:
         plan = plan.with_fields(template=form.template, date=form.day)
     # After all loading and pinning: each worker must read the same inputs.
     fingerprints = {}
     if engine.workers:
-        fingerprints = fingerprint_inputs(plan, audit.site)
+        fingerprints = fingerprint_inputs(audit.site)
     counted = dict(audit.benchmark.counted_tables)
     engine.set_work_context(targets, WorkerTargets(plan, counted, audit.prefix_token, fingerprints))
 
@@ -281,7 +263,7 @@ def _measure_unlearning(
         rate: learning rate of relearning, which trains the unlearned model for some more steps.
     """
     benchmark = audit.benchmark
-    steps = audit.defenses.relearn
+    steps = audit.plan.defenses.relearn
     summary = summarise_unlearning(result, audit.folder.path, models, benchmark.forgotten)
     if steps is None:
         return summary
@@ -293,35 +275,26 @@ def _prepare_audit(planned: PlannedAudit, folder: RunFolder) -> Audit:
 
     Raise AuditError if inputs conflict.
     """
-    plan = planned.plan
     site = planned.site
     selection = planned.selection
     benchmark = site.benchmark
     if site.attacked_adapter_base_name and site.reference_model is None:
         # Select again: only now the adapter's base is known to be no reference.
-        selection = select_plugins(plan, site, planned.objects)
+        selection = select_plugins(site)
     prefix_token = choose_prefix_token(
         site,
         count_longest_context(benchmark, selection.longest_soft_prompt_row_count),
         folder,
     )
-    audit = Audit(
-        site,
-        selection,
-        prefix_token,
-        plan.defenses,
-        plan.batch_size,
-        folder,
-        stops=planned.stops,
-    )
+    audit = Audit(site, selection, prefix_token, planned.stops)
     folder.pin_secrets(digest_comparable_secrets(audit.secrets_in_run_fingerprint))
     folder.numbers.index_table(build_secret_table(benchmark.secrets).ids)
     audit.check_texts_fit_models()
     audit.refuse_unanswerable_probes()
-    if plan.objects:
+    if site.plan.objects:
         benchmark.notes += (
-            f"{format_python_objects(plan.objects)}: this run cannot be resumed, or run again from "
-            "its folder",
+            f"{format_python_objects(site.plan.objects)}: this run cannot be resumed, or run again "
+            "from its folder",
         )
     audit.check_models_self_consistent((site.model, site.public_model, site.reference_model))
     return audit

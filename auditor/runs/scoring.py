@@ -209,7 +209,7 @@ def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequenc
             *compute_text_nlls(target.model, texts, context_lengths=given_counts), strict=True
         )
         other_nlls = compute_published_nlls(
-            target.model, texts, given_counts or [1] * len(texts), audit.seed
+            target.model, texts, given_counts or [1] * len(texts), audit.plan.seed
         )
         return {"tokens": tokens, "perplexity": nll, **other_nlls}
 
@@ -301,13 +301,13 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> ValuesBySecr
     def score(secrets: Sequence[Secret], journal_key: str) -> dict[str, float]:
         """Score the secrets, and store their scores under a key; "" stores nothing."""
         if not journal_key:
-            batches = batch_suffix_log_probs(target, secrets, audit.batch_size)
+            batches = batch_suffix_log_probs(target, secrets, audit.plan.batch_size)
             return _compute_mean_log_probs(chain.from_iterable(batches))
         stored = audit.folder.tokens.finished_secrets(journal_key)
         missing = secrets
         if stored:
             missing = [secret for secret in secrets if secret.id not in stored]
-        for batch in batch_suffix_log_probs(target, missing, audit.batch_size):
+        for batch in batch_suffix_log_probs(target, missing, audit.plan.batch_size):
             audit.folder.tokens.append(journal_key, batch)
         return _compute_mean_log_probs(stored.read_records(build_secret_table(secrets).ids))
 
@@ -423,7 +423,9 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
         )
         return
     probs = []
-    for scores in chain.from_iterable(batch_suffix_log_probs(target, hidden, audit.batch_size)):
+    for scores in chain.from_iterable(
+        batch_suffix_log_probs(target, hidden, audit.plan.batch_size)
+    ):
         probs.append(math.exp(sum(scores.log_probs)))
     likely = sum(p > _LIKELY for p in probs)
     greedy = ""

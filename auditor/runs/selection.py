@@ -10,15 +10,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.nouns import UNDEFENDED, CellKey
-from auditor.core.plan import Plan
 from auditor.core.plan_fields import PLACED, PROVIDED, Options
-from auditor.core.plan_parts import AttackPlan
 from auditor.plugins import registry
 from auditor.plugins.attack import Attack
 from auditor.plugins.defense import Defense
@@ -32,8 +29,6 @@ from auditor.runs.site import Site
 from auditor.runs.submission import check_plan_allows_submission
 from auditor.statistics.metrics import is_builtin_metric
 
-Objects = Mapping[str, Any]  # by role
-NO_OBJECTS: Objects = MappingProxyType({})
 KINDS: Mapping[str, Any] = {"attack": (Attack, Probe), "defense": (Defense,)}
 
 
@@ -53,7 +48,7 @@ def format_python_objects(classes: Mapping[str, str]) -> str:
     )
 
 
-def check_python_objects_given(classes: Mapping[str, str], objects: Objects) -> None:
+def check_python_objects_given(classes: Mapping[str, str], objects: Mapping[str, Any]) -> None:
     """Raise AuditError if the plan names an object's class but the object is missing.
 
     The objects are missing if the plan is read from a folder.
@@ -220,23 +215,20 @@ def explain_skipped_method(method: Attack | Probe, defense: Defense | None) -> s
     return ""
 
 
-def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> PluginSelection:
-    """Build and check the plan's plug-ins before models are loaded.
+def select_plugins(site: Site) -> PluginSelection:
+    """Build and check the plug-ins of the site's plan before models are loaded.
 
-    Raise AuditError if an object that the plan needs is missing.
-
-    Args:
-        plan: the plan.
-        site: models and data of the plan; its options change to what the plug-ins need.
-        objects: Python objects that the plan uses instead of names, keyed by role.
+    The site's options change to what the plug-ins need. Raise AuditError if an object that the plan
+    needs is missing.
     """
+    plan = site.plan
     # Load files first: names and options below may come from them.
     for path in plan.plugin:
         registry.load_plugin_file(Path(path))
-    check_python_objects_given(plan.objects, objects)
+    check_python_objects_given(plan.objects, site.objects)
     site.check_plan_model_is_obtainable(plan.list_changed_fields(PROVIDED | PLACED))
     check_plan_allows_submission(plan.output.submission, plan.data, plan.attacks)
-    methods = _build_methods(plan.attacks, plan.is_canary_only, site, objects)
+    methods = _build_methods(site)
     choices, known = plan.defenses, registry.list_defenses()
     defenses: list[Defense] = _build_plugins(
         "defense",
@@ -244,7 +236,7 @@ def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Plu
         choices.defense_options,
         known,
         site.default_defense_options,
-        objects,
+        site.objects,
     )
     refuse_unused_options("-D", choices.defense_options, _list_plugin_options(defenses))
     for defense in defenses:
@@ -278,9 +270,8 @@ def select_plugins(plan: Plan, site: Site, objects: Objects = NO_OBJECTS) -> Plu
     return selection
 
 
-def _build_methods(
-    plan: AttackPlan, canaries_alone: bool, site: Site, objects: Objects
-) -> list[Attack | Probe]:
+def _build_methods(site: Site) -> list[Attack | Probe]:
+    plan = site.plan.attacks
     options = plan.attack_options
     if plan.samples is not None:
         # In this order, so that `-A samples=` overrides `--samples`.
@@ -292,20 +283,20 @@ def _build_methods(
         options,
         known,
         _default_attack_options(site, known),
-        objects,
+        site.objects,
     )
     if plan.samples is not None and not any(method.draws_samples for method in methods):
         names = ", ".join(method.name for method in methods)
         raise AuditError(f"expected an attack that draws samples with --samples, got {names}")
     refuse_unused_options("-A", plan.attack_options, _list_plugin_options(methods))
-    _note_options_without_distributions(site, methods, plan.attack_options)
+    _note_options_without_distributions(site, methods)
     for method in methods:
         if builtin := sorted(filter(is_builtin_metric, method.metrics)):
             raise AuditError(
                 f"expected names for the metrics of {method.name} other than {', '.join(builtin)}: "
                 "they are taken"
             )
-        if canaries_alone and method.of == "secrets":
+        if site.plan.is_canary_only and method.of == "secrets":
             probes = registry.list_probes().items()
             alternatives = (name for name, probe in probes if probe.of in ("canaries", "coins"))
             raise AuditError(
@@ -338,15 +329,13 @@ def _default_attack_options(
     return defaults
 
 
-def _note_options_without_distributions(
-    site: Site, methods: Sequence[Attack | Probe], options: Options
-) -> None:
+def _note_options_without_distributions(site: Site, methods: Sequence[Attack | Probe]) -> None:
     """Announce each option whose default differs because an API gives incomplete distributions."""
     if not site.is_model_asked_over_network:
         return
     for method in methods:
         for option, value in method.without_distributions.items():
-            if option not in options.get(method.name, {}):
+            if option not in site.plan.attacks.attack_options.get(method.name, {}):
                 site.reporter.announce(
                     f"{method.name}: {option}={value}, because APIs give no whole distributions "
                     f"(-A {method.name}.{option}= chooses another)"
@@ -359,7 +348,7 @@ def _build_plugins(
     options: Options,
     known: Mapping[str, type],
     defaults: Mapping[str, Mapping[str, Any]],
-    objects: Objects,
+    objects: Mapping[str, Any],
 ) -> list[Any]:
     """Build each named plug-in from default options and the user's options.
 

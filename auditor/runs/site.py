@@ -39,7 +39,6 @@ from auditor.plugins.defense import Defense, TrainedModel
 from auditor.plugins.trainer import RECORD, Trainer, read_training_summary
 from auditor.privacy import gradient_canaries, promises
 from auditor.records.aliases import alias_secrets, load_alias_salt
-from auditor.records.folder import RunFolder
 from auditor.runs import text_form
 from auditor.runs.loader import (
     LABS,
@@ -61,17 +60,20 @@ class Site(SiteModels):
     Args:
         subject: plan values that decide the attacked model and the secrets. Runs with the same
             values may share both.
-        hurried: whether to choose the prefix token by only a few known pairs.
         form_rows: largest number of data rows used to choose the text form.
         soft_prompt_rows: number of embedding vectors in the longest soft prompt. Each takes the
             place of a token in the context.
     """
 
-    hurried = False  # choose a prefix token by only a few known pairs, for a check
     # most rows for the choice of a text form
     form_rows = text_form.ROWS
     # rows of the longest soft prompt of an attack: they take room in a context
     soft_prompt_rows = 0
+
+    @property
+    def is_choice_hurried(self) -> bool:
+        """True if only a few known pairs choose the prefix token, as only a few rows the form."""
+        return self.form_rows < text_form.ROWS
 
     @property
     def relearn_rate(self) -> float:
@@ -81,8 +83,8 @@ class Site(SiteModels):
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:
         """Default options of attacks, keyed by name, sized for these models and data."""
-        if self.recipe is not None or self.attack_plan.sizes == "lab":
-            return LABS[self.target.lab].attack_defaults
+        if self.recipe is not None or self.plan.attacks.sizes == "lab":
+            return LABS[self.plan.target.lab].attack_defaults
         return {}
 
     @property
@@ -91,17 +93,12 @@ class Site(SiteModels):
 
         With the lab's, trainings include the canaries that the plan's probes need.
         """
-        lab = LABS[self.target.lab]
+        lab = LABS[self.plan.target.lab]
         if self.recipe is not None:
-            return choose_lab_defaults(lab, self.recipe, self.attack_plan.attack)
-        if self.attack_plan.sizes == "lab":
+            return choose_lab_defaults(lab, self.recipe, self.plan.attacks.attack)
+        if self.plan.attacks.sizes == "lab":
             return lab.defense_defaults
         return {}
-
-    def attach_run_folder(self, folder: RunFolder) -> None:
-        """Attach the run folder. Call this before anything is loaded."""
-        self._folder = folder
-        self.run = folder.identity
 
     # --- the data ---
 
@@ -113,17 +110,19 @@ class Site(SiteModels):
         if self.recipe is not None:
             return self.lab
         # Omit the limit: the chosen form stays, even if fewer records are attacked.
-        form_key = json.dumps([to_json(self.target), to_json(replace(self.data_plan, limit=None))])
-        form = (
-            None if self._folder is None else self._folder.text_form()
-        ) or self.shared.forms.get(form_key)
+        form_key = json.dumps(
+            [to_json(self.plan.target), to_json(replace(self.plan.data, limit=None))]
+        )
+        form = (None if self.folder is None else self.folder.text_form()) or self.shared.forms.get(
+            form_key
+        )
         key = [self.subject, form and form.digest, self.soft_prompt_rows]
         benchmark = self.shared.get_or_make(
             "data",
             key,
             lambda: load_own_benchmark(
-                TableReader(self.data_plan, self.seed, self.table_counting),
-                str(self.target.model),
+                TableReader(self.plan.data, self.plan.seed, self.table_counting),
+                str(self.plan.target.model),
                 self.model,
                 form,
                 self.form_rows,
@@ -132,8 +131,8 @@ class Site(SiteModels):
         )
         if benchmark.text_form is not None:
             self.shared.forms[form_key] = benchmark.text_form
-        if self._folder is not None and benchmark.text_form is not None:
-            self._folder.save_text_form(benchmark.text_form)
+        if self.folder is not None and benchmark.text_form is not None:
+            self.folder.save_text_form(benchmark.text_form)
         return benchmark
 
     @cached_property
@@ -143,7 +142,7 @@ class Site(SiteModels):
         benchmark = copy.copy(self.load_benchmark_shared_by_runs())
         key = load_alias_salt()
         benchmark.notes += self.notes_on_models()
-        limit_known_pairs(benchmark, self.data_plan.known_limit, self.seed)
+        limit_known_pairs(benchmark, self.plan.data.known_limit, self.plan.seed)
         benchmark.secrets = alias_secrets(benchmark.secrets, key)
         benchmark.canaries = tuple(alias_secrets(benchmark.canaries, key))
         return benchmark
@@ -155,7 +154,9 @@ class Site(SiteModels):
     @property
     def reference_fault_sentence(self) -> str:
         """Sentence that the reference model was trained on private data; "" if it was not."""
-        name = self.target.reference or self.target.public or self.attacked_adapter_base_name
+        name = (
+            self.plan.target.reference or self.plan.target.public or self.attacked_adapter_base_name
+        )
         if not name or self.reference_model is None:
             return ""
         folder = Path(name)
@@ -240,7 +241,7 @@ class Site(SiteModels):
             kind: `before` for the model before unlearning; `retrained` for a model trained without
                 the records to forget.
         """
-        name = self.find_model(getattr(self.target, kind), lambda lab: lab.retrained_folder())
+        name = self.find_model(getattr(self.plan.target, kind), lambda lab: lab.retrained_folder())
         target = self.model
         folders = Path(str(name)), Path(self.model_place)
         if all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]):
@@ -268,7 +269,7 @@ class Site(SiteModels):
                 "an ensemble with its control, as audit train with -D control=true makes it: "
                 f"{ensemble!r} has none"
             )
-        if "public" in defense.needs and self.target.public is None:
+        if "public" in defense.needs and self.plan.target.public is None:
             return (
                 "--public MODEL, one that has seen no private data (of an ensemble, the base of "
                 "its members)"
@@ -282,14 +283,14 @@ class Site(SiteModels):
         """True if the attacked model returns full next-token distributions."""
         if "model" in self.live:
             return "distribution" in self.live["model"].capabilities
-        return resolve_attacked_provider(self.target, self.loading).distribution
+        return resolve_attacked_provider(self.plan.target, self.loading).distribution
 
     def refuse_unservable_defense(self, defense: Defense) -> None:
         """Raise AuditError if these models and data do not suit the defense with its options."""
         if not self.has_next_token_distributions:
             raise AuditError(
                 f"--defense {defense.name} needs a model whose distributions are read here, "
-                f"got {self.target.model}, which gives none: serve the defended model, and "
+                f"got {self.plan.target.model}, which gives none: serve the defended model, and "
                 "audit that"
             )
         if phrase := self.missing_input_phrase(defense):
@@ -308,7 +309,7 @@ class Site(SiteModels):
             return self.recipe.is_target_trained_like_members
         # The user may attack the very adapter that is the control of an ensemble.
         adapter = find_control_adapter(Path(control.ensemble_folder))
-        model = Path(str(self.target.model))
+        model = Path(str(self.plan.target.model))
         return adapter is not None and model.is_dir() and model.samefile(adapter)
 
     def ensemble_served_by_defense(self, defense: Defense) -> Ensemble:

@@ -22,7 +22,6 @@ from auditor.core.nouns import (
     Tokens,
 )
 from auditor.core.plan import Plan
-from auditor.core.plan_parts import DefensePlan
 from auditor.gate.comparability import digest_comparable_secrets
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
@@ -56,7 +55,7 @@ class Targets:
     def __init__(self, scene: RunContext) -> None:
         self.scene = scene
         site = scene.site
-        self.beside = UnlearningBaselines(site, scene.defenses, scene.seed)
+        self.beside = UnlearningBaselines(site)
         self.undefended = Target(
             UNDEFENDED,
             "After unlearning"
@@ -138,7 +137,7 @@ class Targets:
         members.
         """
         benchmark = self.scene.benchmark
-        limit = self.scene.defenses.ensemble_limit
+        limit = self.scene.plan.defenses.ensemble_limit
         if defense.required_member_count is None:
             limit = limit or benchmark.ensemble_limit
         if limit is None or not {"ensemble", "records"} & set(defense.needs):
@@ -213,11 +212,10 @@ class UnlearningBaselines:
         rate: learning rate of relearning.
     """
 
-    def __init__(self, site: Site, plan: DefensePlan, seed: int) -> None:
+    def __init__(self, site: Site) -> None:
         self.site = site
-        self.seed = seed
-        self.steps = plan.relearn
-        self.rate = plan.relearn_rate or site.relearn_rate
+        self.steps = site.plan.defenses.relearn
+        self.rate = site.plan.defenses.relearn_rate or site.relearn_rate
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def load_baseline(self, defense: Defense) -> LanguageModel:
@@ -280,20 +278,20 @@ class UnlearningBaselines:
             self._choose_relearning_texts(),
             steps=steps,
             rate=self.rate,
-            seed=self.seed,
+            seed=self.site.plan.seed,
             progress=lambda n_done: self.site.reporter.progress(
                 f"relearning of {model.name}", n_done, steps
             ),
         )
 
 
-def fingerprint_inputs(plan: Plan, site: Site) -> dict[str, str]:
+def fingerprint_inputs(site: Site) -> dict[str, str]:
     """Return digests of all inputs, keyed by name. The model must be loaded.
 
     The run refuses a worker whose digests differ.
     """
     return {
-        **plan_weights.digest_plan_weights(plan, site),
+        **plan_weights.digest_site_weights(site),
         "the data": digest_comparable_secrets(site.benchmark.secrets),
     }
 
@@ -321,16 +319,15 @@ class WorkerTargets:
         Raise AuditError if the worker's weights or data differ from those of the run.
         """
         # A submission is a file on the run's machine; a worker would refuse its path.
-        plan = self.plan.with_fields(submission=None)
-        site = Site(plan)
+        site = Site(self.plan.with_fields(submission=None))
         site.table_counting = TableCounting(counted=dict(self.counted))
-        selection = select_plugins(plan, site)
+        selection = select_plugins(site)
         site.may_train = False
-        scene = RunContext(site, selection, self.prefix_token, plan.defenses, plan.batch_size)
+        scene = RunContext(site, selection, self.prefix_token)
         # In this order: `Targets` loads the model, and hub files have no digest before they are
         # downloaded.
         targets = Targets(scene)
-        digests = fingerprint_inputs(plan, site)
+        digests = fingerprint_inputs(site)
         for name, digest in self.input_digests.items():
             if digests.get(name) != digest:
                 raise AuditError(

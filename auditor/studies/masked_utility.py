@@ -46,6 +46,7 @@ from auditor.runs.machine import describe_environment
 from auditor.runs.plan import GridPoint, expand_plan_grid, make_plan
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit
+from auditor.runs.site import Site
 from auditor.statistics import bootstrap
 from auditor.studies.ledger import StudyPoint
 
@@ -372,7 +373,7 @@ class UtilityPlan:
             raise AuditError(f"{name} is about attacks: a plan with [utility] does not use it")
         defenses = []
         for point in self.grid:
-            for row in plan_audit(make_plan(point.plan, {})).selection.rows:
+            for row in plan_audit(Site(make_plan(point.plan, {}))).selection.rows:
                 if not row.companion:
                     defenses.append((point.at, row.defense))
         return defenses

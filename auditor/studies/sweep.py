@@ -147,7 +147,7 @@ def _load_sweep_points(
     for point in points:
         try:
             plan = make_plan(point.plan, {"command": command})
-            plan_audit(plan)
+            plan_audit(Site(plan))
             plans[point.name] = plan
         except AuditError as why:
             if refuse:
@@ -184,7 +184,7 @@ def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCa
     try:
         # Any error except AuditError ends the sweep: its finished points stay, and the same command
         # continues.
-        planned = plan_audit(plan, Site(plan, reporter, shared))
+        planned = plan_audit(Site(plan, reporter, shared))
         files.write_run_reports(path, run_audit(planned, folder))
     except AuditError as why:
         folder.discard_if_empty()

@@ -48,7 +48,7 @@ NEEDS_PROBABILITIES = (
 def run(tmp_path: Path, **fields: object) -> Any:
     asked = plan(samples=None, **fields)
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
-    return run_audit(plan_audit(asked, Live(asked)), folder)
+    return run_audit(plan_audit(Live(asked)), folder)
 
 
 @pytest.mark.parametrize("setting", ["text-only", "white-box"])

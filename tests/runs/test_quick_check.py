@@ -79,7 +79,7 @@ def checked(
     limit = TimeLimit(time.perf_counter(), seconds)
     site = Site(plan, shared=shared or SweepCache())
     quick_check.enable_hidden_state_caches(site)
-    planned = plan_audit(plan, site)
+    planned = plan_audit(site)
     return run_audit(planned, folder, limit=limit, publish=meanwhile.append), meanwhile
 
 
@@ -366,7 +366,7 @@ def test_a_deep_check_is_the_usual_audit_of_the_same_records(given: Path) -> Non
         seed=7,
     )
     plan = quick_check.build_slow_plan(shallow)
-    methods = plan_audit(plan).selection.methods_by_name
+    methods = plan_audit(Site(plan)).selection.methods_by_name
     assert "ethicist" in methods and {
         "membership",
         "extraction-probability",

@@ -101,7 +101,7 @@ def test_a_run_stores_scores_of_the_first_secrets_before_it_reads_the_others(
 
     monkeypatch.setattr(HuggingFaceModel, "token_log_probs", counted)
     folder = RunFolder.create(tmp_path / "run", "stored", plan.to_json())
-    run_audit(plan_audit(plan, Site(plan, Watching())), folder)
+    run_audit(plan_audit(Site(plan, Watching())), folder)
     assert told == [
         "first number: 0 of the first 5 secrets recited word for word",
         *((n, 12, n) for n in (5, 10, 12)),

@@ -81,7 +81,7 @@ def test_membership_without_a_reference_scores_by_what_needs_none(
     )
     site = Site(asked)
     site.check_plan_model_is_obtainable = lambda given: None  # type: ignore[method-assign]
-    (method,) = select_plugins(asked, site).methods
+    (method,) = select_plugins(site).methods
     assert isinstance(method, Membership) and method.score == score
 
 
@@ -146,9 +146,9 @@ def test_live_objects_are_audited_by_the_same_walk(tmp_path: Path) -> None:
     )
     folder = RunFolder.create(tmp_path / "run", "live", asked.to_json())
     site = Live(asked, shared=shared)
-    result = run_audit(plan_audit(asked, site), folder)
+    result = run_audit(plan_audit(site), folder)
     assert [finding.cell_key for finding in result.findings] == plan_audit(
-        asked
+        Site(asked)
     ).selection.list_cell_keys()
     assert (
         result.benchmark.members == 4 and result.benchmark.nonmembers == 4 and result.weights == {}
@@ -169,7 +169,7 @@ class InFewBits(Live):
 def test_a_run_says_what_fewer_bits_change(tmp_path: Path) -> None:
     asked = plan()
     folder = RunFolder.create(tmp_path / "run", "few", asked.to_json())
-    result = run_audit(plan_audit(asked, InFewBits(asked)), folder)
+    result = run_audit(plan_audit(InFewBits(asked)), folder)
     assert any(
         "runs in bfloat16: against float32, on 32 tokens" in note for note in result.benchmark.notes
     )
@@ -216,7 +216,7 @@ def test_models_of_one_audit_run_in_one_precision_and_in_float32_where_that_is_a
     def dtypes(**given: Any) -> list[torch.dtype]:
         asked = make_plan({"data": "in memory", "attack": ["perplexity"], **given}, {})
         site = Site(asked)
-        select_plugins(asked, site)
+        select_plugins(site)
         return [
             one.model.dtype
             for one in (site.model, site.reference_model)

@@ -175,7 +175,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(
     monkeypatch.setattr("auditor.runs.targets.train_relearned_copy", seen)
     plan = make_unlearning_plan(inputs, relearn=7, relearn_rate=0.002)
     own = site(plan)
-    beside = UnlearningBaselines(own, plan.defenses, plan.seed)
+    beside = UnlearningBaselines(own)
     assert (
         beside.load_baseline(RelearnedBaseline())
         is beside.load_baseline(RelearnedBaseline())

@@ -28,6 +28,7 @@ from auditor.plugins.view import View
 from auditor.records.result_file import read_result
 from auditor.runs.loader import build_lab_recipe
 from auditor.runs.run import plan_audit
+from auditor.runs.site import Site
 from auditor.statistics.roc import auc
 from tests.conftest import check_command, fits_schema, tiny
 from tests.rows import read_rows
@@ -361,7 +362,9 @@ def test_without_controls_a_defense_stands_alone() -> None:
     rows = [
         [
             row.name
-            for row in plan_audit(Plan.from_fields(defense=("pmixed",), controls=on)).selection.rows
+            for row in plan_audit(
+                Site(Plan.from_fields(defense=("pmixed",), controls=on))
+            ).selection.rows
         ]
         for on in (True, False)
     ]

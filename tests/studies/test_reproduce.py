@@ -516,7 +516,7 @@ def test_every_point_is_a_plan_that_can_run(paper: papers.Paper, plan: str, scal
     assert make_small_study(paper, plan, scale).planned_points()
     for point in grid(paper, plan, scale):
         made = make_plan(point.plan, {})
-        running.plan_audit(made)
+        running.plan_audit(running.Site(made))
 
 
 def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_is_refused() -> (
@@ -558,7 +558,7 @@ def test_ones_own_target_gets_the_labs_sizes_at_its_scale_and_the_papers_at_its_
 
     def options(plan: str, scale: str) -> dict[str, Any]:
         made = make_plan(grid(papers.load_paper("ethicist"), plan, scale, model=True)[0].plan, {})
-        (attack, *_) = running.plan_audit(made).selection.attacks
+        (attack, *_) = running.plan_audit(running.Site(made)).selection.attacks
         return vars(attack)
 
     lab = options("table2", "lab")

@@ -221,11 +221,11 @@ def audited(out: Path, model: Any, tokenizer: Any = None, **asked: Any) -> Parts
         start, begun = time.process_time(), start
         parts[name] = parts.get(name, 0.0) + start - begun
 
-    with open_prepared_audit(model, tokenizer, **asked) as (plan, site, objects):
+    with open_prepared_audit(model, tokenizer, **asked) as site:
         site.load_benchmark_shared_by_runs()
         clock("data")
-        planned = runs.plan_audit(plan, site, objects)
-        folder = RunFolder.create(out, plan.run_folder_title, plan.to_json())
+        planned = runs.plan_audit(site)
+        folder = RunFolder.create(out, site.plan.run_folder_title, site.plan.to_json())
         result = runs.run_audit(planned, folder)
     clock("asking")
     files.write_run_reports(folder.path, result)
