@@ -29,7 +29,7 @@ from auditor.statistics.audited import (
     LEVEL,
     audit_epsilon_bounds,
     audit_measurements,
-    plan_audit,
+    plan_epsilon_audit,
 )
 from auditor.statistics.one_run import check_audit_parameters
 
@@ -238,7 +238,7 @@ class EpsilonAudit(Probe):
 
     def plan_audit(self, view: View, secrets: Sequence[Secret]) -> Audited:
         delta = self._choose_delta(view.claim)
-        return plan_audit(len(secrets), delta, self.level, self._count_unit_copies(secrets))
+        return plan_epsilon_audit(len(secrets), delta, self.level, self._count_unit_copies(secrets))
 
     def _count_unit_copies(self, secrets: Sequence[Secret]) -> int:
         """Return the number of privacy units over which the copies of one canary are spread.

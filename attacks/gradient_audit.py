@@ -19,7 +19,7 @@ from auditor.core.nouns import Observation, Secret
 from auditor.core.result import Audited, Measurement
 from auditor.plugins.probe import DELTA, Observed, Probe, mask_members, value_column
 from auditor.plugins.view import View
-from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, plan_audit
+from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, plan_epsilon_audit
 from auditor.statistics.distributions import compute_binomial_sf
 
 # Fields of `GradientCanaries`: records of the steps, to compare with the accounting.
@@ -114,7 +114,7 @@ class GradientAudit(Probe):
         canaries = view.recorded_gradient_canaries()
         sampling = (canaries.sampling_rate, canaries.steps)
         delta = self.facts(view, secrets, ())["delta"]
-        return plan_audit(len(secrets), delta, sampling=sampling)
+        return plan_epsilon_audit(len(secrets), delta, sampling=sampling)
 
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         return audit_measurements(self.epsilon_lower_bounds(secrets, observations))

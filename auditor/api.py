@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.conclusions import secret_details
-from auditor.conclusions.outcomes import RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, read_run_outcomes
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import AttackPlan
 from auditor.core.result import AuditResult
-from auditor.gate import decide, policy
+from auditor.gate import policy
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.rulings import Decision
 from auditor.records import table
@@ -88,7 +88,9 @@ class FinishedRun:
         from auditor.runs import gate_inputs
 
         limits = _build_policy(rules)
-        return gate_inputs.judge_run(self.folder, limits, None if base is None else base.run)
+        return gate_inputs.judge_run_by_policy(
+            self.folder, limits, None if base is None else base.run
+        )
 
     def report(
         self,
@@ -119,13 +121,15 @@ class FinishedRun:
         return destination
 
     def __repr__(self) -> str:
-        headline = escaping.make_printable_line(verdict.write_headline(self.result))
+        headline = escaping.make_printable_line(verdict.write_verdict_headline(self.result))
         return f"<audit {self.folder}: {headline}>"
 
     def _repr_html_(self) -> str:
         # pandas escapes the cells itself
         table = self.to_frame().to_html(max_rows=40, notebook=True)
-        return f"<p>{escaping.escape_for_html(verdict.write_headline(self.result))}</p>{table}"
+        return (
+            f"<p>{escaping.escape_for_html(verdict.write_verdict_headline(self.result))}</p>{table}"
+        )
 
 
 def load_run(folder: str | Path) -> FinishedRun:
@@ -133,7 +137,7 @@ def load_run(folder: str | Path) -> FinishedRun:
 
     Raise AuditError if the folder has no run that this version can read.
     """
-    return FinishedRun(Path(folder), decide.read_run(Path(folder)))
+    return FinishedRun(Path(folder), read_run_outcomes(Path(folder)))
 
 
 def audit(
@@ -218,7 +222,7 @@ def open_prepared_audit(
     """
     from auditor.runs import live_models, run
     from auditor.runs.plan import make_plan
-    from auditor.runs.selection import list_unregistered_plugins, name_class
+    from auditor.runs.selection import list_unregistered_plugins, name_python_class
 
     models = {"model": model, "public": public, "reference": reference}
     plan["data"] = data
@@ -256,7 +260,7 @@ def open_prepared_audit(
             **list_unregistered_plugins(checked_plan.plugin, attacks, defenses),
         }
         # Recorded in the plan: objects cannot be read back, so resuming this folder is refused.
-        class_names = dict(zip(objects, map(name_class, objects.values()), strict=True))
+        class_names = dict(zip(objects, map(name_python_class, objects.values()), strict=True))
         checked_plan = dataclasses.replace(checked_plan, objects=class_names)
         yield run.Site(checked_plan, reporter, live=live, objects=objects)
 
@@ -424,8 +428,8 @@ def _split_plugin_arguments(
 
 def _build_policy(rules: str | Path | Sequence[str]) -> policy.Policy:
     if isinstance(rules, (str, Path)):
-        return policy.read_policy(Path(rules))
-    parsed = policy.refuse_repeated_limits([policy.parse_rule(sentence) for sentence in rules])
+        return policy.read_gate_policy(Path(rules))
+    parsed = policy.refuse_repeated_limits([policy.parse_gate_rule(sentence) for sentence in rules])
     if not parsed:
         raise AuditError(
             "expected at least one rule, got none; a gate without rules decides nothing"

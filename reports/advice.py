@@ -15,7 +15,7 @@ import numpy as np
 from auditor.conclusions.leak_readings import NEAR, VERBATIM
 from auditor.conclusions.outcomes import measure_paired_change
 from auditor.conclusions.secret_details import SecretDetails
-from auditor.conclusions.signals import LeakAssessment, assess_signals
+from auditor.conclusions.signals import LeakAssessment, assess_leak_signals
 from auditor.core.arrays import Bools
 from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED
@@ -77,7 +77,7 @@ def list_advice(
     reported only for the attack with the highest recall on the undefended model, and only if its
     results per secret are stored. run: the run's name in commands.
     """
-    assessment = assess_signals(result)
+    assessment = assess_leak_signals(result)
     if not any(map(assessment.list_tested_signals, assessment.targets)):
         return ()
     advices = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate.compare import Comparison, ComparisonRow
@@ -117,7 +117,7 @@ def _build_comparison_facts(change: BeforeAfter) -> Facts:
 
 
 def _rate_undefended(result: AuditResult) -> str:
-    return severity.rate_severity(assess_signals(result), UNDEFENDED).word
+    return severity.rate_severity(assess_leak_signals(result), UNDEFENDED).word
 
 
 def _describe_predicted_recall(change: BeforeAfter) -> str:

@@ -17,7 +17,7 @@ _UNKNOWN = "not compared"
 _ORDER = (_MORE, _LESS, _SAME, _UNKNOWN)  # most important first
 
 
-def write_headline(comparison: Comparison) -> str:
+def write_comparison_headline(comparison: Comparison) -> str:
     """Return a summary of changes: `1 of 4 configurations leak more, 0 less, 3 show no change;
     ...`
     """

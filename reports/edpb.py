@@ -23,13 +23,13 @@ from auditor.conclusions.claims import weigh_claim_against_audits
 from auditor.conclusions.disagreements import is_measured
 from auditor.conclusions.leak_kinds import widen_leak_measurement
 from auditor.conclusions.leak_readings import MEMBERSHIP, PERSONAL, RANKED
-from auditor.conclusions.signals import NOT_TESTED, LeakAssessment, assess_signals
+from auditor.conclusions.outcomes import read_run_outcomes
+from auditor.conclusions.signals import NOT_TESTED, LeakAssessment, assess_leak_signals
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json
 from auditor.core.result import AuditResult, Finding, Measurement, TargetRecord
 from auditor.gate.contradictions import find_result_contradictions
-from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, load_gate_decisions
 from auditor.gate.rulings import Verdict
 from auditor.records.result_file import RESULT
@@ -228,7 +228,7 @@ def _describe_membership(e: EdpbEvidence) -> list[str]:
         *_describe_highest_values(e, (name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))),
         *_describe_highest_values(e, (ADJUSTED_AUC, RANKED)),
     ]
-    for s in assess_signals(e.result).signals:
+    for s in assess_leak_signals(e.result).signals:
         if s.kind is MEMBERSHIP and s.count:
             title = phrases.title_target(e.result, s.target)
             sentences.append(f"{title}: {signals.describe_signal_number(s)}.")
@@ -250,7 +250,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
 
 def _build_leak_signals_section(e: EdpbEvidence) -> Section:
     """Return a section with reasons why a leak may be hidden, then the signals of all models."""
-    assessment = assess_signals(e.result)
+    assessment = assess_leak_signals(e.result)
     against = " ".join(signals.list_doubt_sentences(assessment))
     publishable = []
     for s in assessment.signals:
@@ -274,7 +274,7 @@ def _signal_counts_paragraph(e: EdpbEvidence) -> str:
     The sentence names the kinds of leak that the audit found. If it found none, the sentence counts
     the tested and untested kinds.
     """
-    signal_assessment = assess_signals(e.result)
+    signal_assessment = assess_leak_signals(e.result)
     sentences = []
     for target in signal_assessment.targets:
         sentences.append(_describe_signal_count(e.result, signal_assessment, target))
@@ -482,7 +482,7 @@ ANSWERS: Mapping[str, Callable[[EdpbEvidence], list[str]]] = {
 
 
 @cache
-def list_questions() -> tuple[EdpbQuestion, ...]:
+def list_edpb_questions() -> tuple[EdpbQuestion, ...]:
     """Return the questions of the template, in order."""
     template = importlib.resources.files("auditor.reports") / "templates" / "edpb.toml"
     tables = tomllib.loads(template.read_text(encoding="utf-8"))["question"]
@@ -499,7 +499,7 @@ def read_edpb_document(folder: Path) -> Document:
 
     Raise AuditError if the run is missing or inconsistent.
     """
-    run = read_run(folder)
+    run = read_run_outcomes(folder)
     for row, fault in find_result_contradictions(run.result, run.outcomes):
         raise AuditError(
             f"{folder}: the result contradicts itself ({row.title}: {fault}), so it is evidence of "
@@ -514,7 +514,7 @@ def read_edpb_document(folder: Path) -> Document:
 def build_edpb_document(e: EdpbEvidence) -> Document:
     questions = []
     counts = Counter[str]()
-    for question in list_questions():
+    for question in list_edpb_questions():
         remedy = "" if question.list_answers(e) else question.answering_command_phrase(e)
         questions.append((question.paragraph, question.question, remedy))
         counts[remedy] += 1
@@ -528,7 +528,7 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
     ]
     # A group of groupby ends when the next begins: read each in turn.
     for n, (title, of_source) in enumerate(
-        groupby(list_questions(), key=lambda question: question.source), 1
+        groupby(list_edpb_questions(), key=lambda question: question.source), 1
     ):
         head = ("Where", "Question", "Measured in this run", "What that does not say")
         table = Table(

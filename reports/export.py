@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from auditor.conclusions.outcomes import RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, read_run_outcomes
 from auditor.conclusions.secret_details import map_aliases
 from auditor.core.errors import AuditError
 from auditor.core.result import SCHEMA_VERSION, AuditResult, Finding, Measurement
-from auditor.gate.decide import read_run
 from auditor.reports import escaping, phrases, tables
 from auditor.statistics.metrics import find_metric
 
@@ -133,7 +132,7 @@ def read_exported_run(folder: Path) -> RunOutcomes:
 
     Raise AuditError if the run stores no values by secret.
     """
-    run = read_run(folder)
+    run = read_run_outcomes(folder)
     names = map_aliases(folder)
     if not run.outcomes:
         raise AuditError(f"{folder} has no results by secret: nothing was measured")

@@ -136,7 +136,7 @@ def _build_history_document(
     last = lines[0][-1]  # the page is about the first line: no other line can be compared with it
     since = "It is the first of its series."
     if last.entry.change:
-        since = changes.write_headline(last.entry.change)
+        since = changes.write_comparison_headline(last.entry.change)
     answers = (
         ("The last run", f"{last.name}, {last.entry.time:%Y-%m-%d %H:%M}"),
         ("Since the run before", since),
@@ -156,7 +156,7 @@ def _build_history_document(
             ("Secrets", f"{record.name}: {members}, {nonmembers}"),
             ("Ordered by", by),
         ),
-        headline=verdict.write_headline(last.result),
+        headline=verdict.write_verdict_headline(last.result),
         verdict=" ".join(dict(answers).values()),
         sections=sections,
         kind="History of the privacy audits of a language model",

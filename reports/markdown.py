@@ -101,7 +101,7 @@ def render_markdown_report(
         before = phrases.shorten(escaping.make_printable_line(since.runs[0]), _MOST_CELL)
         parts += [
             f"### Since {escape(before)}",
-            escape(changes.write_headline(since)),
+            escape(changes.write_comparison_headline(since)),
             render_truncated_table(changes.build_paired_change_table(since)),
         ]
     return _fit_comment(parts, [Section("reading", "How to read this", tuple(notes)), *folded])

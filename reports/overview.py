@@ -21,7 +21,7 @@ def _build_changes_since_blocks(since: Comparison) -> list[Block]:
         "crosses it shows neither."
     )
     return [
-        Paragraph(changes.write_headline(since)),
+        Paragraph(changes.write_comparison_headline(since)),
         Forest.of_differences(changes.build_paired_change_table(since), spans),
         note,
     ]

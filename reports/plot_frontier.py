@@ -22,7 +22,7 @@ from auditor.reports.plot_style import (
     choose_target_style,
     compute_error_bars,
     format_axes,
-    split_points,
+    split_plot_points,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def draw_frontier(axes: Axes, block: Block, paint: Callable[[str], str] = str) -
     for i, line in enumerate(lines.values()):
         style = choose_target_style(i)
         _draw_defense(axes, line, paint(style["color"]), style["marker"])
-    x, y, *_ = split_points(corners)
+    x, y, *_ = split_plot_points(corners)
     shape = {**_CORNERS, "color": paint(INK)}
     axes.plot(*_build_frontier_line(x, y), zorder=0.5, **{**shape, "marker": ""})
     axes.plot(x, y, zorder=0.5, **{**shape, "linestyle": ""})
@@ -101,9 +101,9 @@ def _draw_defense(axes: Axes, line: Sequence[Series], colour: str, marker: str) 
     points: list[PlotPoint] = []
     for s in line:
         points += s.points
-    axes.plot(*split_points(points)[:2], color=colour, linewidth=0.9, alpha=0.55)
+    axes.plot(*split_plot_points(points)[:2], color=colour, linewidth=0.9, alpha=0.55)
     for s in line:
-        x, y, low, high, x_low, x_high = split_points(s.points)
+        x, y, low, high, x_low, x_high = split_plot_points(s.points)
         axes.errorbar(
             x,
             y,
@@ -153,7 +153,7 @@ def _unscale_ratio(place: Any) -> Any:
 
 
 def _set_ratio_axis(axes: Axes, block: Block) -> None:
-    x, _, _, _, x_low, x_high = split_points(block.points)
+    x, _, _, _, x_low, x_high = split_plot_points(block.points)
     ends = filter(math.isfinite, (*x, *x_low, *x_high))
     # The undefended model, at 1, and the margin are always visible.
     places = _scale_ratio([*ends, 0.99, block.shaded_until])

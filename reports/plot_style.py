@@ -112,7 +112,7 @@ def format_axes(axes: Axes, x: str | None = None, y: str | None = None) -> None:
         axes.set_ylabel(y)
 
 
-def split_points(points: Sequence[PlotPoint]) -> Floats:
+def split_plot_points(points: Sequence[PlotPoint]) -> Floats:
     """Return an array of (6, points), whose rows are the fields of `PlotPoint`."""
     return np.array(points, dtype=float).reshape(-1, 6).T
 

@@ -32,7 +32,7 @@ from auditor.reports.plot_style import (
     format_axes,
     pair_series_styles,
     set_percent_axis,
-    split_points,
+    split_plot_points,
     styled_figure_context,
 )
 
@@ -96,7 +96,7 @@ def _draw_wrong_guess_recall(axes: Axes, block: Block) -> None:
     budget = max(12, min(200, POINTS // n_lines))
     for series, style in pair_series_styles(block.series):
         points = _thin_plot_curve(series.points, budget)
-        x, y, *_ = split_points(points)
+        x, y, *_ = split_plot_points(points)
         style |= {"markerfacecolor": style["color"]}
         axes.plot(x, y, markevery=max(1, len(points) // (6 if n_lines <= 12 else 2)), **style)
     draw_wrong_guess_line(axes, GRID)
@@ -145,8 +145,8 @@ def _draw_sample_recall(axes: Axes, block: Block) -> None:
     model.
     """
     for series, style in pair_series_styles(block.series):
-        axes.plot(*split_points(series.points)[:2], **style)
-        axes.plot(*split_points(series.baseline)[:2], **{**style, **FLOOR})
+        axes.plot(*split_plot_points(series.points)[:2], **style)
+        axes.plot(*split_plot_points(series.baseline)[:2], **{**style, **FLOOR})
     axes.set_xscale("log")
     axes.minorticks_off()
     # Set after the scale, which replaces the formatters.
@@ -182,14 +182,14 @@ def _draw_exposure_tail(axes: Axes, block: Block) -> None:
     largest share that is likely by chance.
     """
     if block.null is not None:
-        bits, chance, _, band, *_ = split_points(block.null.points)
+        bits, chance, _, band, *_ = split_plot_points(block.null.points)
         axes.plot(bits, chance, color=INK, **FLOOR)
         axes.fill_between(bits, chance, band, color=GRID, linewidth=0)
     for series, style in pair_series_styles(block.series):
-        x, y, *_ = split_points([PlotPoint(0.0, 1.0), *series.points])
+        x, y, *_ = split_plot_points([PlotPoint(0.0, 1.0), *series.points])
         # y is the share with at least x, so the step falls after x.
         axes.step(x, y, where="pre", markevery=max(1, len(x) // 12), **style)
-    least = min(split_points(block.points)[1], default=0.1)
+    least = min(split_plot_points(block.points)[1], default=0.1)
     axes.set_yscale("log")
     axes.set_ylim(least / 2, 1.3)
     axes.set_xlim(left=0)
@@ -204,7 +204,7 @@ def _draw_leak_against_perplexity(axes: Axes, block: Block) -> None:
     Points of models without a privacy claim are hollow.
     """
     _draw_series(axes, block, linestyle="")
-    costs = split_points(block.points)[0]
+    costs = split_plot_points(block.points)[0]
     if max(costs) > 10 * min(costs) > 0:
         axes.set_xscale("log")
         axes.minorticks_off()
@@ -233,7 +233,7 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
     from matplotlib.ticker import PercentFormatter
 
     _draw_lines_over_runs(axes, block)
-    high = split_points(block.points)[3]
+    high = split_plot_points(block.points)[3]
     reached = max(high[~np.isnan(high)], default=1.0)
     axes.set_ylim(0, min(1.02, 1.1 * max(reached, 0.01)))
     axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
@@ -241,12 +241,12 @@ def _draw_shares_over_runs(axes: Axes, block: Block) -> None:
 
 def _draw_roc(axes: Axes, block: Block) -> None:
     """Draw ROC curves on log axes; draw a rate of 0 at half of the smallest nonzero rate."""
-    x, y, *_ = split_points(block.points)
+    x, y, *_ = split_plot_points(block.points)
     least = min(x[x > 0], default=0.01) / 2
     lowest = min(y[y > 0], default=0.01) / 2
     axes.plot([least, 1], [least, 1], color=GRID)
     for series, style in pair_series_styles(block.series):
-        x, y, *_ = split_points(_thin_plot_points(series, block))
+        x, y, *_ = split_plot_points(_thin_plot_points(series, block))
         mark_step = max(1, len(x) // 8)
         # "post": members found at a false positive rate are found up to the next rate.
         axes.step(x.clip(least), y.clip(lowest), where="post", markevery=mark_step, **style)
@@ -265,7 +265,7 @@ def _draw_roc(axes: Axes, block: Block) -> None:
 def _draw_series(axes: Axes, block: Block, **more: Any) -> None:
     for series, style in pair_series_styles(block.series):
         points = _thin_plot_points(series, block)
-        x, y, low, *_ = split_points(points)
+        x, y, low, *_ = split_plot_points(points)
         if np.isnan(low).all():
             axes.plot(x, y, **{**style, **more}, markevery=max(1, len(points) // 12))
         else:
@@ -280,7 +280,7 @@ def _thin_plot_points(series: Series, block: Block) -> Sequence[PlotPoint]:
 def _draw_error_bars(
     axes: Axes, points: Sequence[PlotPoint], style: dict[str, Any], shift: float = 0.0
 ) -> None:
-    x, y, low, high, *_ = split_points(points)
+    x, y, low, high, *_ = split_plot_points(points)
     bars = compute_error_bars(y, low, high)
     axes.errorbar(x + shift, y, yerr=bars, elinewidth=1.1, capsize=2, **style)
 

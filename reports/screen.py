@@ -19,7 +19,7 @@ from rich.text import Text
 from auditor.conclusions import secret_details as detailed
 from auditor.conclusions.claims import CONTRADICTED
 from auditor.conclusions.leak_readings import PERSONAL, VERBATIM
-from auditor.conclusions.signals import SHOWN, LeakAssessment, LeakSignal, assess_signals
+from auditor.conclusions.signals import SHOWN, LeakAssessment, LeakSignal, assess_leak_signals
 from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
@@ -78,7 +78,7 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
         phrases.make_result_printable(result),
         max(_NARROWEST, min(width, WIDTH)),
     )
-    leaks = assess_signals(result)
+    leaks = assess_leak_signals(result)
     known = detailed.read_secret_details(folder)
     doubts = ScreenEntry("DOUBT", signals.list_doubt_sentences(leaks), 3, " ")
     top = _lay_out_entries((_build_result_screen_entry(result, leaks, width), doubts), width)

@@ -21,7 +21,7 @@ from auditor.conclusions.leak_readings import (
     PROBABLE,
     VIOLATIONS,
 )
-from auditor.conclusions.signals import LeakAssessment, LeakSignal, assess_signals
+from auditor.conclusions.signals import LeakAssessment, LeakSignal, assess_leak_signals
 from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Doubt, Measurement
@@ -516,7 +516,7 @@ def _signal_forest_span(s: LeakSignal) -> ForestSpan | None:
 
 def build_signals_section_blocks(result: AuditResult) -> list[Block]:
     """Return the section with the plot of all signals; [] if nothing was measured."""
-    assessment = assess_signals(result)
+    assessment = assess_leak_signals(result)
     tested = any(map(assessment.list_tested_signals, assessment.targets))
     if tested:
         return build_signal_blocks(result, assessment)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from auditor import reports
 from auditor.conclusions.secret_details import SecretDetails
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.result import AuditResult, OwnSection
 from auditor.gate.compare import Comparison
 from auditor.records.private_texts import SecretText
@@ -38,7 +38,7 @@ from auditor.reports.topics import (
     Topic,
     find_only_attack,
 )
-from auditor.reports.verdict import rate_targets, write_headline
+from auditor.reports.verdict import rate_targets, write_verdict_headline
 from auditor.statistics import documents
 
 REVEALED = "This report shows private text (--reveal): keep it to yourself."
@@ -122,7 +122,7 @@ def _build_report_document(material: ReportMaterial, topics: Iterable[Topic]) ->
             sections.append(Section(topic.id, topic.title, tuple(blocks), topic.part))
     if since := material.comparison:
         facts.append(("Compared with", escaping.make_printable_line(since.runs[0])))
-    assessment = assess_signals(result)
+    assessment = assess_leak_signals(result)
     summaries = []
     for name, grade in rate_targets(assessment).items():
         title = signals.title_signal_target(result, name)
@@ -130,7 +130,7 @@ def _build_report_document(material: ReportMaterial, topics: Iterable[Topic]) ->
     return Document(
         title=subject_line.audit_subject_line(result),
         facts=tuple(facts),
-        headline=write_headline(result),
+        headline=write_verdict_headline(result),
         sections=tuple(sections),
         warning="" if material.texts is None else REVEALED,
         doubts=signals.list_doubt_sentences(assessment),

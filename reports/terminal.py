@@ -10,7 +10,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from auditor.conclusions.secret_details import SecretDetails
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.result import AuditResult, Measurement
 from auditor.reports import escaping, phrases
 from auditor.reports.advice import suggest_next_command
@@ -41,7 +41,7 @@ def build_report_screen(
         yield Text(f"\n{section.title}", style="bold cyan")
         for block in section.blocks:
             yield from _render_terminal_block(block)
-    command = suggest_next_command(assess_signals(result), folder)
+    command = suggest_next_command(assess_leak_signals(result), folder)
     report = escaping.make_printable_line(str(folder / "report.html"))
     yield Text.assemble(("\nreport", "bold"), f": {report}", overflow="fold")
     yield Text.assemble(("next", "bold"), f":   {command}", overflow="fold")

@@ -16,7 +16,7 @@ from auditor.reports.plot_style import (
     METADATA,
     SERIES,
     compute_error_bars,
-    split_points,
+    split_plot_points,
     styled_figure_context,
 )
 
@@ -50,7 +50,7 @@ def draw_training_curve(panels: Sequence[Panel], stopped_at: int | None = None) 
 
 def _draw_panel(axes: Axes, panel: Panel, stopped_at: int | None) -> None:
     for number, line in enumerate(panel.lines):
-        steps, values, low, high, *_ = split_points(line.points)
+        steps, values, low, high, *_ = split_plot_points(line.points)
         look = _POINTS_AND_LINES[number % 4]
         colour = LIGHT[COLOURS[number % SERIES]]
         axes.errorbar(

@@ -7,7 +7,7 @@ undefended model.
 from __future__ import annotations
 
 from auditor.conclusions.disagreements import is_measured
-from auditor.conclusions.signals import LeakAssessment, assess_signals
+from auditor.conclusions.signals import LeakAssessment, assess_leak_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases, severity, signals
@@ -16,9 +16,9 @@ from auditor.statistics.metrics import RECALL
 NOTHING_MEASURED = "Nothing was measured on the undefended model."
 
 
-def write_headline(result: AuditResult) -> str:
+def write_verdict_headline(result: AuditResult) -> str:
     """Return the headline: reasons to distrust the results, then each model's severity and why."""
-    assessment = assess_signals(result)
+    assessment = assess_leak_signals(result)
     sentences = [*signals.list_doubt_sentences(assessment)]
     for target, severe in rate_targets(assessment).items():
         sentences.append(severe.describe(signals.title_signal_target(result, target)))

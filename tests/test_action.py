@@ -15,7 +15,7 @@ import typer
 import yaml
 
 from auditor.cli import app
-from auditor.gate.policy import read_policy
+from auditor.gate.policy import read_gate_policy
 from auditor.records.manifest import MANIFEST
 from auditor.records.result_file import RESULT
 from auditor.records.table import TABLE
@@ -107,7 +107,7 @@ def test_the_workflow_to_copy_fits_the_action() -> None:
     }
     policies = re.findall(r"'(\w+\.toml)'", audit["with"]["policy"])
     assert [
-        any(r.against_baseline for r in read_policy(EXAMPLE / name).rules) for name in policies
+        any(r.against_baseline for r in read_gate_policy(EXAMPLE / name).rules) for name in policies
     ] == [True, False]
 
 

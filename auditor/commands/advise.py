@@ -30,13 +30,13 @@ def advise(folder: Path, *, at_most: str | None = None) -> None:
     if at_most is not None:
         raise AuditError(f"--max is about checkpoints, but {str(folder)!r} is a single run")
     from auditor.conclusions import secret_details
-    from auditor.gate.decide import read_run
+    from auditor.conclusions.outcomes import read_run_outcomes
     from auditor.reports import advice, escaping, phrases
 
     result, details = (
         # a run folder may be anybody's: its strings could hold escape sequences that repaint the
         # terminal
-        phrases.make_result_printable(read_run(folder).result),
+        phrases.make_result_printable(read_run_outcomes(folder).result),
         secret_details.read_secret_details(folder),
     )
     # quoted: the advice ends in commands that are pasted into a shell

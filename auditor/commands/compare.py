@@ -31,14 +31,14 @@ def compare(
     """
     from rich.console import Console
 
+    from auditor.conclusions.outcomes import read_run_outcomes
     from auditor.gate import compare as comparing
-    from auditor.gate.decide import read_run
     from auditor.reports import comparison as reports
     from auditor.reports.html import render_html_document
     from auditor.reports.markdown import render_markdown_document
 
     comparison = comparing.compare_finished_runs(
-        [read_run(folder) for folder in folders], metric or []
+        [read_run_outcomes(folder) for folder in folders], metric or []
     )
     out = Console()
     for block in reports.build_terminal_blocks(comparison):

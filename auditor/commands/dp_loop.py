@@ -150,7 +150,7 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
     if entry is None:
         if names:
             entry = getattr(module, names[0], None)
-        if not callable(entry) and not trainers.is_transformers_trainer(entry):
+        if not callable(entry) and not trainers.is_crash_test_trainer(entry):
             expected = "a function `train(model, records)` or a Trainer"
             if function is not None:
                 expected = f"a function {function!r}"
@@ -163,7 +163,7 @@ def _load_dp_loop_training_function(script: Path, function: str | None) -> Calla
 def _wrap_training_entry(trainer: Any, script: Path, claim: Any) -> Callable[..., Any]:
     from auditor.crash import trainers
 
-    if not trainers.is_transformers_trainer(trainer):
+    if not trainers.is_crash_test_trainer(trainer):
         try:
             # bind() calls nothing: it only tests whether a call without arguments is possible.
             inspect.signature(trainer).bind()
@@ -173,12 +173,12 @@ def _wrap_training_entry(trainer: Any, script: Path, claim: Any) -> Callable[...
         with _attribute_script_errors(
             f"cannot run {getattr(trainer, '__name__', 'the entry')!r} of {str(script)!r}:"
         ):
-            trainer = trainers.find_trainer(trainer)
+            trainer = trainers.find_crash_test_trainer(trainer)
     if claim is None:
         raise AuditError(
             f"expected `CLAIM` in {str(script)!r}, a mapping of what its Trainer claims"
         )
-    return trainers.wrap_trainer(trainer, claim)
+    return trainers.wrap_crash_test_trainer(trainer, claim)
 
 
 def _load_training_script(script: Path, name: str) -> tuple[Any, Any]:

@@ -59,7 +59,7 @@ def erase(
         raise AuditError("--nonmembers goes with --model")
     console.silence_libraries()
     from auditor.erasure import page
-    from auditor.erasure.examine import examine_stores
+    from auditor.erasure.examine import examine_erased_stores
     from auditor.erasure.records import read_erasure_records
     from auditor.erasure.store import find_store_kind
 
@@ -70,7 +70,7 @@ def erase(
         reporter.transient_progress_bar("reading the records"),
     ):
         records = read_erasure_records(deleted, control, user_column)
-        erasure = examine_stores(
+        erasure = examine_erased_stores(
             stores or (),
             records,
             reporter.note,

@@ -49,9 +49,11 @@ class GateLimitFlags:
         """Return the rules of the policy file and the flags. A baseline adds a default rule."""
         from auditor.gate import policy as policies
 
-        policy = policies.Policy() if self.policy is None else policies.read_policy(self.policy)
-        flags = policies.parse_limits(self.maximum or [])
-        flags += policies.parse_limits(self.increase or [], "--max-increase", True)
+        policy = (
+            policies.Policy() if self.policy is None else policies.read_gate_policy(self.policy)
+        )
+        flags = policies.parse_gate_limits(self.maximum or [])
+        flags += policies.parse_gate_limits(self.increase or [], "--max-increase", True)
         # A limit in both the file and a flag is an error: neither wins.
         rules = policies.refuse_repeated_limits([*policy.rules, *flags])
         if not rules and self.baseline is not None:
@@ -193,9 +195,9 @@ def gate(
 
 
 def read_flagged_run(folder: Path | None) -> RunOutcomes | None:
-    from auditor.gate.decide import read_run
+    from auditor.conclusions.outcomes import read_run_outcomes
 
-    return None if folder is None else read_run(folder)
+    return None if folder is None else read_run_outcomes(folder)
 
 
 def print_run_judgement(
@@ -220,9 +222,9 @@ def print_run_judgement(
     from auditor.runs import gate_inputs
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
-        # The flags have the same names as the arguments of `judge_run`.
+        # The flags have the same names as the arguments of `judge_run_by_policy`.
         judged_rows = {**vars(scope or GateScopeFlags()), "attested": attested}
-        decision = gate_inputs.judge_run(
+        decision = gate_inputs.judge_run_by_policy(
             folder, policy, baseline, progress=reporter.progress, **judged_rows
         )
     from auditor.reports import decision as reports
@@ -256,7 +258,7 @@ def _print_secrets_needed(changes: list[str], power: float | None, rules: int | 
     files = {}
     for item in changes:
         if item.endswith(".toml"):
-            files[item] = policies.read_policy(Path(item)).rules
+            files[item] = policies.read_gate_policy(Path(item)).rules
     # Every limit of all items is one decision, whatever their order.
     rules = max([1 if rules is None else rules, *map(len, files.values())])
     needs = []

@@ -44,12 +44,12 @@ def mitigate(
         audit mitigate runs/latest --by cap:4 --train "python train.py --data {data} --out {out}"
     """
     console.silence_libraries()
-    from auditor.gate.decide import read_run
+    from auditor.conclusions.outcomes import read_run_outcomes
     from auditor.runs import mitigation
     from auditor.runs.plan import parse_one_plugin_options
 
     options.load_plugin_files(plan.get("plugin"))
-    run = read_run(folder)
+    run = read_run_outcomes(folder)
     # runs/latest is a link that the next run moves: resolve it, and name the new folder after its
     # run.
     place = folder.resolve()
@@ -74,8 +74,8 @@ def mitigate(
 
 
 def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:
+    from auditor.conclusions.outcomes import read_run_outcomes
     from auditor.core import locks
-    from auditor.gate.decide import read_run
     from auditor.reports import before_after
     from auditor.reports.files import write_document
     from auditor.runs import mitigation
@@ -89,7 +89,7 @@ def _print_mitigation(plan: Mitigation, run: RunOutcomes) -> None:
             trained = mitigation.audit_mitigated_model(
                 plan, run, reporter, console.get_command_line()
             )
-        comparison = mitigation.compare_mitigated_run(plan, run, read_run(out), trained)
+        comparison = mitigation.compare_mitigated_run(plan, run, read_run_outcomes(out), trained)
         document = before_after.build_mitigation_document(comparison)
         _, page = write_document(out, "before-after", document)
     for line in before_after.format_mitigation_lines(comparison):

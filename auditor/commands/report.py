@@ -75,7 +75,7 @@ def print_private_text_warning(folder: Path) -> None:
 
 
 def compare_baseline_run(baseline: Path, folder: Path) -> Comparison:
+    from auditor.conclusions.outcomes import read_run_outcomes
     from auditor.gate.compare import compare_finished_runs
-    from auditor.gate.decide import read_run
 
-    return compare_finished_runs([read_run(baseline), read_run(folder)])
+    return compare_finished_runs([read_run_outcomes(baseline), read_run_outcomes(folder)])

@@ -117,10 +117,10 @@ def run(
     base = gates.read_flagged_run(single.baseline)  # refused now rather than after hours
     policy = None
     if single.gate is not None:
-        from auditor.gate.decide import check_policy
+        from auditor.gate.decide import check_gate_policy
 
         policy = gates.GateLimitFlags(policy=single.gate).build_policy()
-        check_policy(policy, base)
+        check_gate_policy(policy, base)
     # This imports a part of transformers, which takes a second: refuse what needs no import before.
     console.silence_libraries()
     requested: Plan | RunFolder | list[GridPoint]

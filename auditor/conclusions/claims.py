@@ -17,7 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Claim
 from auditor.core.result import Audited, AuditResult, Finding, TargetRecord
 from auditor.statistics.audit_power import find_detectable_epsilon
-from auditor.statistics.audited import HELD, explain_powerless_audit, repeat_audit
+from auditor.statistics.audited import HELD, explain_powerless_audit, repeat_epsilon_audit
 from auditor.statistics.bounds import LEVEL
 
 # Measures of an epsilon for a training, and of an epsilon for a number of drawn tokens.
@@ -170,7 +170,9 @@ def weigh_claim_against_audits(
         # Bonferroni; an audit at a smaller level keeps that level.
         share = min(audit.level, level / len(comparable))
         try:
-            bounds.append(BoundAgainstClaim(row.cell_key, repeat_audit(audit, share), promised))
+            bounds.append(
+                BoundAgainstClaim(row.cell_key, repeat_epsilon_audit(audit, share), promised)
+            )
         except AuditError as error:
             unheld.append(UncomparableBound(row.cell_key, audit, str(error)))
     refuted = dict[str, None]()  # ordered sets

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,13 @@ from auditor.core.arrays import Bools, Floats, Ints, Strings
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, Measurement
 from auditor.core.secret_table import STRINGS, build_secret_table
-from auditor.records.attacked_secrets import NOT_KEPT, AnsweredSecretIds
-from auditor.records.manifest import NO_EDITS, FolderEdits
+from auditor.records.attacked_secrets import (
+    NOT_KEPT,
+    AnsweredSecretIds,
+    read_answered_secret_ids,
+)
+from auditor.records.manifest import NO_EDITS, FolderEdits, find_folder_edits
+from auditor.records.result_file import read_result
 from auditor.records.table import (
     MEASURED,
     TABLE,
@@ -323,6 +328,20 @@ class RunOutcomes:
     outcomes: Mapping[CellKey, ValuesBySecret]
     listed: AnsweredSecretIds = field(default=NOT_KEPT, repr=False)
     edits: FolderEdits | None = NO_EDITS
+
+
+def read_run_outcomes(folder: Path) -> RunOutcomes:
+    """Read a finished run from its folder. Raise AuditError if the folder holds no finished run."""
+    result = read_result(folder)
+    rows = read_secret_values(folder)
+    for finding in result.findings:
+        cell = finding.cell_key
+        if finding.stopped and cell in rows:
+            # The results decided when the run stopped: only anytime-valid bounds are valid.
+            rows[cell] = replace(rows[cell], anytime=True)
+    answered_ids = read_answered_secret_ids(folder)
+    edits = find_folder_edits(folder)
+    return RunOutcomes(str(folder), result, rows, answered_ids, edits)
 
 
 def read_secret_values(folder: Path) -> dict[CellKey, ValuesBySecret]:

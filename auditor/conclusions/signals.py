@@ -188,7 +188,7 @@ class LeakAssessment:
         )
 
 
-def assess_signals(result: AuditResult) -> LeakAssessment:
+def assess_leak_signals(result: AuditResult) -> LeakAssessment:
     """Return all signals of a result, for all targets except controls.
 
     A signal is the decision whether a target leaks in one way. A control is a model that serves

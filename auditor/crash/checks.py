@@ -48,9 +48,9 @@ from auditor.crash.verdicts import (
     WatchedTrainings,
     WorstViolation,
     count_detectable_errors,
-    fail_loop_check,
-    judge_certain_check,
-    judge_p_value,
+    fail_crash_test,
+    judge_certain_crash_test,
+    judge_crash_test_p_value,
 )
 
 
@@ -79,7 +79,7 @@ def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
     # A record that is read k times moves the sum by up to k clipping norms. This has the same
     # effect as 1 / k of the noise.
     noise = runs.claim.noise_multiplier / max(most, 1)
-    return judge_certain_check(
+    return judge_certain_crash_test(
         "once a step",
         most > 1,
         f"a record was read {most} times in {sum(count > 1 for count, _ in repeats)} of "
@@ -99,7 +99,7 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     # Standard error of the share under the claim. Below, scipy's sf(times_read - 1) is P[X >=
     # times_read].
     error = math.sqrt(max(q * (1 - q), 1e-12) / draws)
-    return judge_p_value(
+    return judge_crash_test_p_value(
         "sampling rate",
         float(stats.binom.sf(times_read - 1, draws, q)) if q < 1 else 1.0,
         f"a record is read in {times_read / draws:.3f} of the steps, but the claim says {q:.3f}",
@@ -139,7 +139,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     # Each pass reads each record once, with the claimed noise: a bound for any order.
     noise = runs.claim.noise_multiplier
     shuffled = runs.compute_noise_epsilon(noise, quick=True, sampling="shuffled")
-    return judge_p_value(
+    return judge_crash_test_p_value(
         "Poisson sampling",
         float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
         f"batches of {sizes.min()} to {sizes.max()} records vary less than {law} sampling's: "
@@ -169,7 +169,7 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     least = 1.0
     if needed <= t:
         least = float(stats.beta.ppf(POWER, needed, t - needed + 1))
-    return judge_p_value(
+    return judge_crash_test_p_value(
         "no record favoured",
         p,
         f"record {most} was read in {counts[most]} of {t} steps, {t * q:.1f} were expected",
@@ -188,7 +188,7 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
     trace_lengths = [len(trace.steps) for trace in runs.traces]
     step_count, claimed = max(trace_lengths), runs.claim.steps
     counts = f"{step_count} steps were taken, {claimed} are claimed"
-    return judge_certain_check(
+    return judge_certain_crash_test(
         "steps",
         step_count > claimed,
         counts,
@@ -219,7 +219,7 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
         return LoopCheck(
             "accounting", UNKNOWN, message + "was not counted here", "2% of epsilon", source=COUNTED
         )
-    return judge_certain_check(
+    return judge_certain_crash_test(
         "accounting",
         is_exceeded,
         f"the claim is epsilon {value:g}; its own noise, {runs.claim.sampling} batches and steps "
@@ -257,7 +257,7 @@ def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
     witness = WorstViolation(
         f"the weights of step {step}", f"those of step {n_steps}", at, step - 1
     )
-    return fail_loop_check(name, message, would, witness)
+    return fail_crash_test(name, message, would, witness)
 
 
 CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (

@@ -20,8 +20,8 @@ from auditor.crash.verdicts import (
     LoopCheck,
     WatchedTrainings,
     WorstViolation,
-    fail_loop_check,
-    judge_certain_check,
+    fail_crash_test,
+    judge_certain_crash_test,
 )
 from auditor.crash.watch import ObservedStep
 
@@ -143,7 +143,7 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
         )
     most, at = max(changes)
     message = f"a record's logits change by {most:.1%} with the other records of its batch"
-    return judge_certain_check(
+    return judge_certain_crash_test(
         name,
         most > _APART,
         f"{message}: its gradient changes too, so one record moves the gradients of its whole "
@@ -189,7 +189,7 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
         witness = WorstViolation(
             f"{largest:.2g} apart after the same steps", "0", 0, tensor=changed[0]
         )
-        return fail_loop_check(name, message + ", ".join(changed[:2]), would, witness)
+        return fail_crash_test(name, message + ", ".join(changed[:2]), would, witness)
     for i, trace in enumerate(runs.traces):
         if trace.elsewhere is not None:
             message = (
@@ -225,7 +225,7 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
     if lines := find_differing_line(first.text, other.text, again.text):
         message = f"what is printed depends on the records beyond the steps: {lines[0]!r}"
         witness = WorstViolation(repr(lines[0]), f"{lines[1]!r}, as with one record fewer")
-        return fail_loop_check(name, message, would, witness)
+        return fail_crash_test(name, message, would, witness)
     if lines := find_differing_line(first.early, other.early, again.early):
         message = f"{lines[0]!r} is, with one record fewer, {lines[1]!r}"
         message += "; printed before its step, it may show what that step releases"
@@ -280,7 +280,7 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     silent = sum(not step.scale for step in empty)
     if silent:
         message = f"{silent} of {len(empty)} steps without a record had no noise"
-        return fail_loop_check(
+        return fail_crash_test(
             name, message, would, WorstViolation("no noise", "the others'"), math.inf
         )
     filled = [step for step in empty if step.foreign]
@@ -295,13 +295,13 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
         witness = WorstViolation(
             "a made-up row in place of an empty batch", "noise and nothing else"
         )
-        return fail_loop_check(name, message, would, witness, epsilon)
+        return fail_crash_test(name, message, would, witness, epsilon)
     if claimed and len(few.steps) < claimed and len(runs.first_training.steps) >= runs.claim.steps:
         message = (
             f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty "
             "batches show"
         )
-        return fail_loop_check(
+        return fail_crash_test(
             name, message, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf
         )
     if not empty:

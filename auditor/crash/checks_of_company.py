@@ -27,7 +27,7 @@ from auditor.crash.verdicts import (
     WatchedTrainings,
     WorstViolation,
     count_detectable_errors,
-    judge_p_value,
+    judge_crash_test_p_value,
 )
 from auditor.crash.watch import ObservedStep, TrainingTrace
 
@@ -74,7 +74,7 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
             "texts"
         )
         return LoopCheck(OWN_GRADIENT, UNKNOWN, message, would)
-    return judge_p_value(
+    return judge_crash_test_p_value(
         OWN_GRADIENT,
         min(1.0, among * float(stats.norm.sf(slope / error))),
         f"a record's gradient is {_WEIGHTS[weight]} the texts of its {company}: one record moves "

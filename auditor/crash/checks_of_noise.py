@@ -24,10 +24,10 @@ from auditor.crash.verdicts import (
     WatchedTrainings,
     WorstViolation,
     count_detectable_errors,
-    fail_loop_check,
+    fail_crash_test,
     get_unbounded_epsilon,
-    judge_certain_check,
-    judge_p_value,
+    judge_certain_crash_test,
+    judge_crash_test_p_value,
 )
 from auditor.crash.watch import ObservedStep, TrainingTrace
 from auditor.privacy.gaussian import compute_noise_scale_epsilon
@@ -47,7 +47,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
     would = "a tensor without noise"
     if not runs.steps_with_noise:
         message = "no noise at all in any gradient that reached the optimizer"
-        return fail_loop_check(
+        return fail_crash_test(
             name, message, would, _find_zero_noise(runs, runs.steps[0]), math.inf
         )
     names = {name for step in runs.steps_with_noise for name in step.tensor_ranges}
@@ -57,7 +57,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
             f"no noise on {len(silent)} of {len(names)} tensors: {', '.join(sorted(silent)[:3])}"
         )
         witness = _find_zero_noise(runs, runs.steps_with_noise[0], min(silent))
-        return fail_loop_check(name, message, would, witness, math.inf)
+        return fail_crash_test(name, message, would, witness, math.inf)
     shares = runs.noise_shares
     least = min(shares, key=shares.__getitem__)
     most = max(shares.values())
@@ -145,7 +145,7 @@ def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
             "infinite or undefined numbers", "finite ones", training, step, tensor=tensor
         )
 
-    return judge_certain_check(
+    return judge_certain_crash_test(
         "finite gradients",
         bool(faults),
         f"{len(faults)} released gradients contain infinite or undefined numbers: they overflowed",
@@ -185,7 +185,7 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
     least = (math.sqrt(-math.log(SHARE / 2) / 2) + stats.norm.ppf(POWER) / 2) / math.sqrt(
         len(noise)
     )
-    return judge_p_value(
+    return judge_crash_test_p_value(
         "Gaussian noise",
         float(fit.pvalue),
         f"not normal: off by {fit.statistic:.3f}",
@@ -238,7 +238,7 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
             at,
         )
 
-    return judge_p_value(
+    return judge_crash_test_p_value(
         name,
         min(1.0, len(by_scope) * p),
         f"the noise repeats {variant}: correlation {strength:.2f}",
@@ -360,7 +360,7 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
     would = f"noise whose size differs by {100 * count_detectable_errors(2) * error:.1f}%"
     if len(a.steps) != len(b.steps):
         message = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
-        return fail_loop_check(
+        return fail_crash_test(
             name, message, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
         )
     ratios = []
@@ -368,7 +368,7 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
         if x.rate != y.rate:
             message = f"other learning rates with {b.n} records than {a.n}"
             witness = WorstViolation(f"learning rate {y.rate:g}", f"{x.rate:g}", 0, at)
-            return fail_loop_check(name, message, would, witness, math.inf)
+            return fail_crash_test(name, message, would, witness, math.inf)
         if x.scale and y.scale:
             ratios.append(math.log(y.scale / x.scale))
     if not ratios:
@@ -379,7 +379,7 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
         )
     ratio = math.exp(math.fsum(ratios) / len(ratios))
     p = 2 * float(stats.norm.sf(abs(math.log(ratio)) / error))
-    return judge_p_value(
+    return judge_crash_test_p_value(
         name,
         p,
         f"the noise is {ratio:.3f} times as large with {b.n} records as with {a.n}: its size "
@@ -477,7 +477,7 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     p = 1.0
     if abs(abs(fit.slope) - 1) < 0.1:
         p = float(fit.pvalue)
-    return judge_p_value(
+    return judge_crash_test_p_value(
         name,
         p,
         "the noise is divided by the actual number of records in the batch",

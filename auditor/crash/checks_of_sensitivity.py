@@ -17,7 +17,7 @@ from auditor.crash.reaches import (
     estimate_tensor_reaches,
     is_clipping_per_tensor,
     rank_training_norms,
-    weigh_records,
+    weigh_records_for_reach,
 )
 from auditor.crash.training_specimen import RECORDS, SPECIMENS
 from auditor.crash.verdicts import (
@@ -27,7 +27,7 @@ from auditor.crash.verdicts import (
     WorstViolation,
     count_detectable_errors,
     get_unbounded_epsilon,
-    judge_p_value,
+    judge_crash_test_p_value,
 )
 from auditor.crash.watch import ObservedStep
 
@@ -43,7 +43,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     """
     name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
-    # Trainings take the models by turns (`build_specimen`): the steps of each model.
+    # Trainings take the models by turns (`build_training_specimen`): the steps of each model.
     turns = []
     for turn in range(kinds):
         turns.append([step for trace in runs.traces[turn::kinds] for step in trace.steps])
@@ -65,7 +65,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
             "bound was found"
         )
         return LoopCheck(name, UNKNOWN, message, would)
-    return judge_p_value(
+    return judge_crash_test_p_value(
         name,
         min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
         f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
@@ -93,7 +93,9 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
     norms = np.concatenate([step.norms[step.norms > 0] for step in steps])
     weighted = []
     for step in steps:
-        weighted.append((step, *weigh_records(step.gram, np.ones(len(step.gram), np.bool_))))
+        weighted.append(
+            (step, *weigh_records_for_reach(step.gram, np.ones(len(step.gram), np.bool_)))
+        )
     grid = np.unique(np.quantile(norms, _CLIPPING_QUANTILES))
     fits = _fit_bounds_above_clipping_norms(weighted, grid)
     unclipped = fits[-1]
@@ -176,7 +178,7 @@ def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     worst = max(fits, key=lambda kind: (fits[kind][0] - promised) / fits[kind][1])
     mean, error = fits[worst]
     most = 1 + count_detectable_errors(len(fits)) * max(e for _, e in fits.values()) / promised
-    return judge_p_value(
+    return judge_crash_test_p_value(
         name,
         min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
@@ -272,7 +274,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
 
     # A reach that follows the gradient's norm has no bound. A sum that is clipped as a sum can move
     # by two clipping norms, from C to -C: half the noise multiplier.
-    return judge_p_value(
+    return judge_crash_test_p_value(
         name,
         min(1.0, among * float(stats.norm.sf(slope / error))),
         f"how far a record moves the gradient depends on {worst}: its gradient is not clipped by "

@@ -19,7 +19,7 @@ from scipy import optimize, stats
 
 from auditor.core.arrays import Bools, Floats
 from auditor.crash.verdicts import SHARE
-from auditor.crash.watch import ObservedStep, fit_reaches
+from auditor.crash.watch import ObservedStep, fit_gradient_reaches
 from auditor.crash.watch import TrainingTrace as Trace
 
 ChooseRecords = Callable[[ObservedStep], Bools]  # a step -> (records,) mask
@@ -44,7 +44,7 @@ def estimate_mean_reach(
         chosen = choose(step)
         if not chosen.any():
             continue
-        weights, deviation = weigh_records(step.gram, chosen)
+        weights, deviation = weigh_records_for_reach(step.gram, chosen)
         if deviation > 0:
             reach = float(weights @ step.reaches[chosen])
             sums.append((float(weights.sum()) / deviation, reach / deviation))
@@ -65,7 +65,7 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     return reach / weight, math.sqrt(len(sums)) / weight
 
 
-def weigh_records(gram: Floats, chosen: Bools) -> tuple[Floats, float]:
+def weigh_records_for_reach(gram: Floats, chosen: Bools) -> tuple[Floats, float]:
     """Return the weights that make the chosen records' mean reach most precise.
 
     Weights are at least 0. gram: (records, records) Gram matrix of the unit gradients, which is the
@@ -233,7 +233,7 @@ def whiten_step(step: ObservedStep, noise_shares: Mapping[str, float]) -> Observ
         return step
     shares = np.array([noise_shares[name] for name in step.tensor_ranges])
     sizes = [end - begin for begin, end in step.tensor_ranges.values()]
-    reaches, gram, norms = fit_reaches(
+    reaches, gram, norms = fit_gradient_reaches(
         np.einsum("t,tij->ij", shares**-2.0, step.tensor_grams),
         np.einsum("t,ti->i", shares**-2.0, step.tensor_products),
     )

@@ -40,7 +40,7 @@ def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
 
     again: the command of this test. Every broken check comes with the command that repeats it.
     """
-    yield f"RESULT  {write_headline(test)}"
+    yield f"RESULT  {write_crash_test_headline(test)}"
     yield f"LOOP    {describe_observed_loop(test)}"
     yield f"BOUND   {describe_one_run_bound(test)}"
     for check in _sort_worst_first(test):
@@ -48,7 +48,7 @@ def format_crash_test_lines(test: CrashTest, again: str) -> Iterator[str]:
             yield f"        {check.name}: {check.verdict}: {check.said}"
         elif check.verdict == BROKEN:
             yield f"BROKEN  {check.name}: {check.said}. To paste into an issue:"
-            yield textwrap.indent(describe_reproduction(test, check, again), " " * 8)
+            yield textwrap.indent(describe_crash_reproduction(test, check, again), " " * 8)
     fine = [check for check in test.checks if check.verdict == NO_FAULT]
     if fine:
         yield (
@@ -103,7 +103,7 @@ def describe_one_run_bound(test: CrashTest) -> str:
     )
 
 
-def describe_reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
+def describe_crash_reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
     """Describe a broken check for a bug report: command, worst violation, epsilon and versions."""
     witness = check.witness
     facts = {"check": f"{check.name}: {check.verdict}"}
@@ -116,7 +116,7 @@ def describe_reproduction(test: CrashTest, check: LoopCheck, again: str) -> str:
         if witness.step is not None:
             facts["where"] = f"{facts['where']}, step {witness.step + 1}"
         if witness.record is not None:
-            records = training_specimen.build_specimen(
+            records = training_specimen.build_training_specimen(
                 witness.training or 0
             ).make_crash_test_records()
             facts["record"] = f"{witness.record}: {records[witness.record]['input_ids']}"
@@ -144,7 +144,7 @@ def _list_package_versions() -> Iterator[str]:
             continue
 
 
-def write_headline(test: CrashTest) -> str:
+def write_crash_test_headline(test: CrashTest) -> str:
     if not test.broken_checks:
         follows = (
             f"its claim gives epsilon {test.claim.compute_implied_epsilon():.2f} at delta "
@@ -193,7 +193,7 @@ def build_crash_test_document(test: CrashTest, source: str, again: str) -> Docum
     )
     head = ("Check", "Verdict", "What was seen", "Smallest violation caught with 80% probability")
     reproductions = tuple(
-        Code(check.name, describe_reproduction(test, check, again))
+        Code(check.name, describe_crash_reproduction(test, check, again))
         for check in _sort_worst_first(test)
         if check.verdict == BROKEN
     )
@@ -212,7 +212,7 @@ def build_crash_test_document(test: CrashTest, source: str, again: str) -> Docum
     return Document(
         "Crash test of a private training",
         facts,
-        write_headline(test),
+        write_crash_test_headline(test),
         tuple(sections),
         verdict,
         source="Made by audit dp-loop",
@@ -229,11 +229,11 @@ def render_crash_test_json(test: CrashTest, again: str) -> str:
     for check in test.checks:
         reproduction = None
         if check.verdict == BROKEN:
-            reproduction = describe_reproduction(test, check, again)
+            reproduction = describe_crash_reproduction(test, check, again)
         checks.append({**asdict(check), "reproduction": reproduction})
     report = {
         "verdict": test.verdict,
-        "headline": write_headline(test),
+        "headline": write_crash_test_headline(test),
         "claim": asdict(test.claim),
         "claim_gives": test.claim.compute_implied_epsilon(),
         "seen": asdict(test.loop),
@@ -265,7 +265,7 @@ def render_crash_test_junit(test: CrashTest, again: str) -> str:
         cases.append(case)
         if check.verdict == BROKEN:
             failure = ET.SubElement(case, "failure", {"type": BROKEN, "message": check.said})
-            failure.text = f"{check.said}\n\n{describe_reproduction(test, check, again)}"
+            failure.text = f"{check.said}\n\n{describe_crash_reproduction(test, check, again)}"
         elif check.verdict == UNKNOWN:
             ET.SubElement(case, "skipped", {"message": check.said}).text = check.said
         else:

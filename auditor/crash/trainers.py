@@ -20,13 +20,15 @@ from auditor.crash import training_specimen
 _CHOSEN = 1 << 16
 
 
-def is_transformers_trainer(value: Any) -> bool:
+def is_crash_test_trainer(value: Any) -> bool:
     """Test whether `value` is a transformers Trainer, without importing the library."""
     loaded = sys.modules.get("transformers.trainer")
     return loaded is not None and isinstance(value, loaded.Trainer)
 
 
-def wrap_trainer(trainer: Any, claim: Mapping[str, Any] | None) -> Callable[[Any, Any], Any]:
+def wrap_crash_test_trainer(
+    trainer: Any, claim: Mapping[str, Any] | None
+) -> Callable[[Any, Any], Any]:
     """Return `train(model, records)`, which runs a copy of this Trainer.
 
     If the claim states no steps, the Trainer's steps are used. Raise AuditError if the Trainer
@@ -140,7 +142,7 @@ def catch_trainer_before_training_context(trainers: list[Any]) -> Iterator[None]
             trainers.append(caught.trainer)
 
 
-def find_trainer(entry: Callable[[], Any]) -> Any:
+def find_crash_test_trainer(entry: Callable[[], Any]) -> Any:
     """Return the Trainer that a user's function returns or is about to train.
 
     Raise AuditError if it does neither.
@@ -148,7 +150,7 @@ def find_trainer(entry: Callable[[], Any]) -> Any:
     trainers: list[Any] = []
     with catch_trainer_before_training_context(trainers):
         trainers.append(entry())
-    if not is_transformers_trainer(trainers[0]):
+    if not is_crash_test_trainer(trainers[0]):
         raise AuditError(
             "expected a function `train(model, records)`, or an entry point that makes a Trainer "
             f"of transformers: it gave {type(trainers[0]).__name__}"

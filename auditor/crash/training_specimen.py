@@ -116,7 +116,7 @@ SPECIMENS = (
 )
 
 
-def build_specimen(training: int) -> Specimen:
+def build_training_specimen(training: int) -> Specimen:
     """Return the specimen for a training (numbered from 0); trainings use the specimens in turn."""
     return SPECIMENS[training % len(SPECIMENS)]
 

@@ -165,8 +165,8 @@ def crash_test(
     """
     start = time.monotonic()
     until = start + 60 * minutes
-    if trainers.is_transformers_trainer(train):
-        train = trainers.wrap_trainer(train, None)
+    if trainers.is_crash_test_trainer(train):
+        train = trainers.wrap_crash_test_trainer(train, None)
     tell(0, _LEAST + 2)
     own_seed = derive_training_seed(seed, 0)
     watch: Watch = partial(run_watched_training, train, until=until)

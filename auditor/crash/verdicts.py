@@ -205,7 +205,7 @@ class LoopCheck:
     source: str = STATISTIC
 
 
-def judge_p_value(
+def judge_crash_test_p_value(
     name: str,
     p: float,
     fault: str,
@@ -228,7 +228,7 @@ def judge_p_value(
     return LoopCheck(name, NO_FAULT, fine, would_see, p, source=source)
 
 
-def judge_certain_check(
+def judge_certain_crash_test(
     name: str,
     is_broken: bool,
     fault: str,
@@ -244,10 +244,10 @@ def judge_certain_check(
     sees. witness: returns an example of the fault. epsilon: returns the epsilon it costs.
     """
     p = float(not is_broken)
-    return judge_p_value(name, p, fault, fine, would_see, witness, epsilon, COUNTED)
+    return judge_crash_test_p_value(name, p, fault, fine, would_see, witness, epsilon, COUNTED)
 
 
-def fail_loop_check(
+def fail_crash_test(
     name: str, sentence: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
 ) -> LoopCheck:
     """Return a broken check that involves no chance. sentence: the observation."""

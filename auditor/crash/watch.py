@@ -409,7 +409,7 @@ class StepWatch:
             products_by_tensor.append(part.T @ value / unit)
         grams = torch.stack(grams_by_tensor)
         products = torch.stack(products_by_tensor)
-        reaches, gram, norms = fit_reaches(grams.sum(0).numpy(), products.sum(0).numpy())
+        reaches, gram, norms = fit_gradient_reaches(grams.sum(0).numpy(), products.sum(0).numpy())
         if len(norms) and not norms.any() and not is_overflowed:
             raise AuditError(
                 "no record's gradient can be recomputed: the training replaced the model's layers"
@@ -537,7 +537,7 @@ def _project_out_record_gradients(
     return released - torch.cat(inside), free, spread
 
 
-def fit_reaches(inner_products: Floats, products: Floats) -> tuple[Floats, Floats, Floats]:
+def fit_gradient_reaches(inner_products: Floats, products: Floats) -> tuple[Floats, Floats, Floats]:
     """Fit a gradient as a sum of multiples of unit gradients, by least squares.
 
     inner_products: (..., records, records) of the records' gradients; products: (..., records),
@@ -583,7 +583,7 @@ def run_watched_training(
     different model, or exceeds its time limit `until`. End all processes that the training left
     running.
     """
-    specimen = specimen or training_specimen.build_specimen(training)
+    specimen = specimen or training_specimen.build_training_specimen(training)
     model = specimen.build_crash_test_model()
     records = specimen.make_crash_test_records(n)
     if other_last:

@@ -24,7 +24,7 @@ from auditor.erasure.layers import (
     Layer,
     LayerVerdict,
     Piece,
-    judge_layer,
+    judge_erasure_layer,
 )
 from auditor.erasure.records import ErasureRecords
 from auditor.erasure.store import BYTES, INSTALL, SCORES, Store, find_store_kind
@@ -83,7 +83,7 @@ class Erasure:
         return sorted({user for name in self.leftovers for user in self.users.get(name, ())})
 
 
-def examine_stores(
+def examine_erased_stores(
     arguments: Sequence[str],
     records: ErasureRecords,
     tell: Callable[[str], None],
@@ -122,11 +122,11 @@ def examine_stores(
         facts[label] = (format_count(len(texts), "text"),)
         verdicts += _judge_released_texts(label, texts, records)
     if model is not None:
-        from auditor.erasure.model import judge_model
+        from auditor.erasure.model import judge_model_erasure
 
         tell(f"asking {model}")
         facts[f"model:{model}"] = ("one run of audit: completion, ranks, likelihood",)
-        judged = judge_model(model, records, nonmembers)
+        judged = judge_model_erasure(model, records, nonmembers)
         verdicts += judged.verdicts
         for name, digest in judged.weights.items():
             digests[f"model:{model}/{name}"] = digest
@@ -149,7 +149,7 @@ def _judge_released_texts(
     label: str, texts: Sequence[str], records: ErasureRecords
 ) -> Iterator[LayerVerdict]:
     layer = Layer("its texts", lambda: [Piece("its texts", texts)], (TEXT,), other_texts=True)
-    for verdict in judge_layer(label, layer, records):
+    for verdict in judge_erasure_layer(label, layer, records):
         yield replace(verdict, remedy="release the texts again without these passages")
 
 
@@ -164,7 +164,7 @@ def _judge_store(
         layer = replace(complete, kinds=kinds)
         tell(layer.name)
         with wrap_library_errors(f"{layer.name} of {label} cannot be read"):
-            layer_verdicts = judge_layer(label, layer, records)
+            layer_verdicts = judge_erasure_layer(label, layer, records)
         for verdict in layer_verdicts:
             judged.add(verdict.kind)
             leftovers.update(verdict.leftovers)

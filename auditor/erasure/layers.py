@@ -127,7 +127,7 @@ class _Sightings:
         self.places.setdefault(kind, {}).setdefault(record, place)
 
 
-def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[LayerVerdict]:
+def judge_erasure_layer(store: str, layer: Layer, records: ErasureRecords) -> list[LayerVerdict]:
     """Search a layer for the records, and return a verdict for each kind of content."""
     possible_by_kind = {}
     for kind in layer.kinds:
@@ -153,7 +153,7 @@ def judge_layer(store: str, layer: Layer, records: ErasureRecords) -> list[Layer
         possible = possible | _restrict(layer, kind, seen_deleted, records)
         if layer.quotes:
             possible &= records.deleted | set(places)
-        verdicts.append(judge_places(store, layer.name, kind, places, possible, records))
+        verdicts.append(judge_erasure_places(store, layer.name, kind, places, possible, records))
     if layer.other_texts and sightings.other_texts:
         verdicts += _judge_other_texts(store, layer, sightings, records)
     for i, verdict in enumerate(verdicts):
@@ -270,7 +270,7 @@ def _find_vectors(piece: Piece, records: ErasureRecords, sightings: _Sightings) 
         sightings.add(VECTORS, record, piece.place)
 
 
-def judge_places(
+def judge_erasure_places(
     store: str,
     layer: str,
     kind: str,
@@ -340,7 +340,7 @@ def _judge_other_texts(
         possible &= records.deleted | set(places)
     else:
         possible &= records.deleted | records.windows.list_records(TEXT)
-    verdict = judge_places(store, layer.name, NEAR, places, possible, records)
+    verdict = judge_erasure_places(store, layer.name, NEAR, places, possible, records)
     if verdict.verdict == GONE and len(texts) > _MOST_TEXTS:
         reason = f"more than {_MOST_TEXTS:,} texts there are none of --kept"
         verdict = replace(verdict, verdict=CANNOT_TELL, why=reason)

@@ -17,7 +17,7 @@ import numpy as np
 from auditor.attacks.identifiers import Identifiers
 from auditor.conclusions.outcomes import ValuesBySecret, read_secret_values
 from auditor.core.disk import open_scratch_folder
-from auditor.erasure.layers import CANNOT_TELL, LayerVerdict, judge_places
+from auditor.erasure.layers import CANNOT_TELL, LayerVerdict, judge_erasure_places
 from auditor.erasure.records import ErasureRecords
 from auditor.erasure.windows import TEXT
 from auditor.records import private_texts, table
@@ -46,7 +46,7 @@ class ModelVerdicts:
     weights: Mapping[str, str]
 
 
-def judge_model(
+def judge_model_erasure(
     model: Any, records: ErasureRecords, nonmembers: str | None, alternatives: int = 999
 ) -> ModelVerdicts:
     """Test whether a model (a folder, a hub id or an object) still knows the deleted records.
@@ -93,7 +93,7 @@ def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iter
         for record, is_seen in is_seen_by_record.items():
             if is_seen:
                 places[record] = layer
-        yield judge_places(
+        yield judge_erasure_places(
             label, layer, kind, places, frozenset(is_seen_by_record), records, REMEDY
         )
 

@@ -11,7 +11,7 @@ from auditor.core.jsonable import to_json
 from auditor.core.nouns import CellKey
 from auditor.erasure.examine import Erasure
 from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, LayerVerdict
-from auditor.gate.rulings import Decision, Verdict, make_ruling
+from auditor.gate.rulings import Decision, Verdict, make_gate_ruling
 from auditor.reports import escaping
 from auditor.reports.blocks import Document, FactList, Group, Paragraph, Section, Table
 
@@ -52,9 +52,9 @@ def _count_users(erasure: Erasure) -> str:
 def list_terminal_lines(erasure: Erasure) -> Iterator[str]:
     """Yield lines with the verdict, the layers (worst first) and the limits of the search."""
     yield f"RESULT  {state_result(erasure)}"
-    for verdict in sort_verdicts(erasure):
+    for verdict in sort_erasure_verdicts(erasure):
         place = f"{verdict.store}, {verdict.layer}, {verdict.kind}"
-        yield f"{_LABELS[verdict.verdict]}  {place}: {describe_verdict(verdict)}"
+        yield f"{_LABELS[verdict.verdict]}  {place}: {describe_erasure_verdict(verdict)}"
         if verdict.leftovers:
             yield f"        where: {list_places(verdict)}"
             yield f"        which: {list_names(verdict)}"
@@ -74,11 +74,11 @@ _RULINGS: dict[str, Verdict] = {
 _LABELS = {STILL_THERE: "THERE ", CANNOT_TELL: "?     ", GONE: "GONE  "}
 
 
-def sort_verdicts(erasure: Erasure) -> list[LayerVerdict]:
+def sort_erasure_verdicts(erasure: Erasure) -> list[LayerVerdict]:
     return sorted(erasure.verdicts, key=lambda verdict: _ORDER.index(verdict.verdict))
 
 
-def describe_verdict(verdict: LayerVerdict) -> str:
+def describe_erasure_verdict(verdict: LayerVerdict) -> str:
     """Describe how many deleted and kept records were found, or why the search cannot tell."""
     control = f"{verdict.n_control_seen:,} of {verdict.n_control:,} kept ones seen"
     if verdict.verdict == CANNOT_TELL:
@@ -103,11 +103,17 @@ def make_document(erasure: Erasure, command: str) -> Document:
     """Build the page: the verdict, all layers, and the versions for which the verdict holds."""
     head = ("Layer", "Of", "Verdict", "Where, and which", "Removed by")
     by_store: dict[str, list[tuple[str, ...]]] = {}
-    for verdict in sort_verdicts(erasure):
+    for verdict in sort_erasure_verdicts(erasure):
         places = ""
         if verdict.leftovers:
             places = f"{list_places(verdict)}: {list_names(verdict)}"
-        row = (verdict.layer, verdict.kind, describe_verdict(verdict), places, verdict.remedy)
+        row = (
+            verdict.layer,
+            verdict.kind,
+            describe_erasure_verdict(verdict),
+            places,
+            verdict.remedy,
+        )
         by_store.setdefault(verdict.store, []).append(row)
     groups = tuple(Group(store, tuple(rows)) for store, rows in by_store.items())
     table = Table("layers", "Every layer, those with leftovers first", head, groups)
@@ -143,13 +149,13 @@ def make_decision(erasure: Erasure) -> Decision:
     A layer passes if the records are gone, and fails if a record is still there.
     """
     rulings = []
-    for verdict in sort_verdicts(erasure):
+    for verdict in sort_erasure_verdicts(erasure):
         row = CellKey(verdict.store, verdict.layer, verdict.kind)
-        reason = describe_verdict(verdict)
+        reason = describe_erasure_verdict(verdict)
         if verdict.leftovers:
             reason = f"{reason}; where: {list_places(verdict)}; which: {list_names(verdict)}"
         rulings.append(
-            make_ruling(reason, "deleted records are gone", _RULINGS[verdict.verdict], row)
+            make_gate_ruling(reason, "deleted records are gone", _RULINGS[verdict.verdict], row)
         )
     return Decision("erasure", "", tuple(rulings))
 

@@ -134,8 +134,8 @@ def _is_leaf(number: int) -> bool:
     return 0 < number >> _PAGE_BITS < _SEGMENTS and number % 2**_PAGE_BITS < _LEAVES
 
 
-def list_words(pages: Iterable[tuple[int, bytes]]) -> Iterator[str]:
-    """Yield the words of an index, also of deleted rows. pages: as in `rebuild_texts`."""
+def list_index_words(pages: Iterable[tuple[int, bytes]]) -> Iterator[str]:
+    """Yield the words of an index, also of deleted rows. pages: as in `rebuild_index_texts`."""
     for number, content in pages:
         if _is_leaf(number):
             for term, _, _ in _split_terms(content, _list_starts(content)):
@@ -143,7 +143,7 @@ def list_words(pages: Iterable[tuple[int, bytes]]) -> Iterator[str]:
                     yield term[1:].decode(errors="replace")
 
 
-def rebuild_texts(pages: Iterable[tuple[int, bytes]]) -> Iterator[str]:
+def rebuild_index_texts(pages: Iterable[tuple[int, bytes]]) -> Iterator[str]:
     """Yield the texts of a trigram index, of a row perhaps several.
 
     pages: numbers and contents of the index's table of data, in the order of the numbers.

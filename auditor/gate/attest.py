@@ -18,7 +18,7 @@ from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object
 from auditor.gate import dsse
 from auditor.gate.decision_log import KeptDecision, load_gate_decisions
-from auditor.gate.rulings import Ruling, make_ruling
+from auditor.gate.rulings import Ruling, make_gate_ruling
 from auditor.records import manifest, result_file
 from auditor.records.attacked_secrets import PLAN
 
@@ -133,13 +133,15 @@ def judge_attestation(folder: Path, attestation: Path, key: Path) -> Ruling:
     try:
         payload, keyid = dsse.verify_dsse_envelope(text, key)
     except dsse.NoValidSignature as refusal:
-        return make_ruling(f"attestation: {attestation}: {refusal}", SIGNED)
+        return make_gate_ruling(f"attestation: {attestation}: {refusal}", SIGNED)
     # read only the verified payload: nobody signed the text around it
     mismatch = next(_find_attestation_mismatches(folder, json.loads(payload)), "")
     if mismatch:
-        return make_ruling(f"attestation: {attestation} does not fit the run: {mismatch}", SIGNED)
+        return make_gate_ruling(
+            f"attestation: {attestation} does not fit the run: {mismatch}", SIGNED
+        )
     signed = f"signed by the key {keyid[:16]}…, and every file of the run is unchanged since"
-    return make_ruling(f"attestation: {signed}", SIGNED, "held")
+    return make_gate_ruling(f"attestation: {signed}", SIGNED, "held")
 
 
 def _find_attestation_mismatches(folder: Path, stated: Any) -> Iterator[str]:

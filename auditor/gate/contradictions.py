@@ -32,7 +32,7 @@ from auditor.records.attacked_secrets import (
 )
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.table import TABLE as _WHERE
-from auditor.statistics.audited import METRICS, repeat_audit
+from auditor.statistics.audited import METRICS, repeat_epsilon_audit
 from auditor.statistics.metrics import SHARES, find_metric
 from auditor.statistics.recomputed import compute_mean, recompute_metric
 
@@ -227,7 +227,7 @@ def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
     for audit in finding.audits:
         name = METRICS.get(audit.estimator, audit.estimator)
         try:
-            repeated = repeat_audit(audit, audit.level)
+            repeated = repeat_epsilon_audit(audit, audit.level)
         except AuditError as error:
             yield f"{name}: {error}"
             continue

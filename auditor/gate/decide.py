@@ -17,12 +17,11 @@ import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from auditor.conclusions import claims, outcomes
 from auditor.conclusions.leak_readings import NEAR
 from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
@@ -35,9 +34,9 @@ from auditor.gate.rule_scope import (
     list_judged_targets,
     pair_rule_rows,
     select_strongest_group,
-    suggest_metrics,
+    suggest_rule_metrics,
 )
-from auditor.gate.rulings import Decision, Ruling, Verdict, make_ruling
+from auditor.gate.rulings import Decision, Ruling, Verdict, make_gate_ruling
 from auditor.statistics import documents
 from auditor.statistics.audit_power import (
     SURE,
@@ -46,7 +45,11 @@ from auditor.statistics.audit_power import (
     find_detectable_epsilon,
 )
 from auditor.statistics.audited import METRICS as BOUNDS
-from auditor.statistics.audited import describe_shape_mu, explain_powerless_audit, repeat_audit
+from auditor.statistics.audited import (
+    describe_shape_mu,
+    explain_powerless_audit,
+    repeat_epsilon_audit,
+)
 from auditor.statistics.bounds import (
     LEVEL,
     BoundedNumber,
@@ -71,23 +74,7 @@ _OF_RECORDS = {RECALL: documents.RECALL, NEAR: documents.NEAR}
 _COUNTED_BY_COPIES = (RECALL, documents.RECALL)  # metrics whose strata count records by copies
 
 
-def read_run(folder: Path) -> RunOutcomes:
-    """Read a finished run from its folder. Raise AuditError if the folder holds no finished run."""
-    from auditor.records import attacked_secrets, manifest, result_file
-
-    result = result_file.read_result(folder)
-    rows = outcomes.read_secret_values(folder)
-    for finding in result.findings:
-        cell = finding.cell_key
-        if finding.stopped and cell in rows:
-            # The results decided when the run stopped: only anytime-valid bounds are valid.
-            rows[cell] = replace(rows[cell], anytime=True)
-    answered_ids = attacked_secrets.read_answered_secret_ids(folder)
-    edits = manifest.find_folder_edits(folder)
-    return RunOutcomes(str(folder), result, rows, answered_ids, edits)
-
-
-def apply_policy(
+def apply_gate_policy(
     run: RunOutcomes,
     policy: Policy,
     baseline: RunOutcomes | None = None,
@@ -116,7 +103,7 @@ def apply_policy(
     Raises:
         AuditError: for an unknown metric and for a missing or incomparable baseline.
     """
-    check_policy(policy, baseline)
+    check_gate_policy(policy, baseline)
     check_rule_metrics(
         policy.rules, {m.name for finding in run.result.findings for m in finding.measurements}
     )
@@ -131,9 +118,9 @@ def apply_policy(
     if baseline is not None:
         rulings += _judge_edits(baseline, "the baseline", False)
         rulings += _judge_contradictions(baseline, "the baseline")
-    rulings += judge_rules(run.result, policy.rules, run.outcomes, baseline, **narrowed)
+    rulings += judge_gate_rules(run.result, policy.rules, run.outcomes, baseline, **narrowed)
     if not contradicted:  # otherwise its numbers may be impossible
-        assessment = assess_signals(run.result)
+        assessment = assess_leak_signals(run.result)
         downgrade = partial(objections.downgrade_doubtful_ruling, run.result, assessment)
         rulings = list(map(downgrade, rulings))
     # "": a ruling on the entire run
@@ -141,7 +128,7 @@ def apply_policy(
     rulings += required_coverage.judge_required_attacks(run, policy.require, judged)
     if attested is not None or policy.require.attestation:
         request = "attestation: the policy requires one: give --attestation FILE --key PUBLIC_KEY"
-        rulings.append(attested or make_ruling(request, attest.SIGNED))
+        rulings.append(attested or make_gate_ruling(request, attest.SIGNED))
     if not policy.allow_not_applicable:
         rulings += _judge_unapplied_attacks(run.result, judged, attack)
     final_rulings = tuple(map(partial(objections.add_audited_share, run.result), rulings))
@@ -152,7 +139,7 @@ def _judge_contradictions(run: RunOutcomes, description: str) -> list[Ruling]:
     rule = f"{description} agrees with itself"
     rulings = []
     for cell, fault in find_result_contradictions(run.result, run.outcomes, run.listed):
-        rulings.append(make_ruling(f"the result contradicts itself: {fault}", rule, cell=cell))
+        rulings.append(make_gate_ruling(f"the result contradicts itself: {fault}", rule, cell=cell))
     return rulings
 
 
@@ -161,7 +148,7 @@ def _judge_edits(run: RunOutcomes, description: str, is_whole: bool) -> list[Rul
     rule = f"{description} is as it was when it ended"
     rulings = []
     for sentence in sentences:
-        rulings.append(make_ruling(f"{run.name}: {sentence} since the run ended", rule))
+        rulings.append(make_gate_ruling(f"{run.name}: {sentence} since the run ended", rule))
     return rulings
 
 
@@ -185,11 +172,11 @@ def _judge_unapplied_attacks(
                     "--allow-not-applicable lets it pass"
                 )
                 cell = CellKey(target, "", method)
-                rulings.append(make_ruling(reason, "every attack applies", cell=cell))
+                rulings.append(make_gate_ruling(reason, "every attack applies", cell=cell))
     return rulings
 
 
-def check_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
+def check_gate_policy(policy: Policy, baseline: RunOutcomes | None) -> None:
     """Raise AuditError if the policy has no rules, or if a rule needs a missing baseline."""
     if not policy.rules:
         raise AuditError(
@@ -231,7 +218,7 @@ def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:
             )
 
 
-def judge_rules(
+def judge_gate_rules(
     result: AuditResult,
     rules: Sequence[Rule],
     values_by_cell: Mapping[CellKey, ValuesBySecret] | None = None,
@@ -463,7 +450,7 @@ def _select_measurement(
         known = f" (kinds of personal data: {', '.join(finding.by_kind) or 'none'})"
     else:
         recorded = finding.measurement(rule.metric)
-        known = suggest_metrics(rule.metric, [m.name for m in finding.measurements])
+        known = suggest_rule_metrics(rule.metric, [m.name for m in finding.measurements])
     if recorded is None:
         name = rule.metric_with_part if rule.kind else rule.metric
         return f"this attack has no {name}{known}", False
@@ -524,7 +511,7 @@ def _select_epsilon_audit(finding: Finding, metric: str) -> Audited | str:
     for audit in finding.audits:
         if BOUNDS.get(audit.estimator) == metric:
             try:
-                return repeat_audit(audit, LEVEL)
+                return repeat_epsilon_audit(audit, LEVEL)
             except AuditError as error:
                 return str(error)
     return f"this attack has no counts for its {metric}"
@@ -577,7 +564,7 @@ def _compute_paired_difference(
         base_cell = cell._replace(target=UNDEFENDED)
         base_outcomes = values_by_cell
     else:
-        assert baseline is not None  # `apply_policy` checks it
+        assert baseline is not None  # `apply_gate_policy` checks it
         base_outcomes = baseline.outcomes
     row_values = values_by_cell.get(cell)
     base_values = base_outcomes.get(base_cell)
@@ -599,7 +586,7 @@ def _is_limit_exceeded(case: _Case, level: float) -> bool:
         case _Number(evidence):
             return evidence.low(level) > case.rule.limit
         case Audited():
-            return repeat_audit(case.evidence, level).epsilon > case.rule.limit
+            return repeat_epsilon_audit(case.evidence, level).epsilon > case.rule.limit
         case str():
             return False
         case weigh_claim:
@@ -618,7 +605,9 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
     if isinstance(case.evidence, str):
         return Ruling(*case.cell, metric, limit, math.nan, math.nan, "failed", case.evidence, words)
     if isinstance(case.evidence, Audited):
-        return _judge_epsilon_bound(case.cell, case.rule, repeat_audit(case.evidence, level))
+        return _judge_epsilon_bound(
+            case.cell, case.rule, repeat_epsilon_audit(case.evidence, level)
+        )
     if not isinstance(case.evidence, _Number):
         return _judge_epsilon_claim(case.cell, case.rule, case.evidence(level))
     bounds = case.evidence.evidence

@@ -16,7 +16,7 @@ from pathlib import Path
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, to_json
-from auditor.gate.rulings import Decision, Ruling, make_ruling
+from auditor.gate.rulings import Decision, Ruling, make_gate_ruling
 from auditor.records.file_digests import digest_file
 from auditor.records.result_file import RESULT
 
@@ -94,7 +94,7 @@ def judge_decision_edits(folder: Path) -> Ruling | None:
     """Return a failed ruling if stored decisions were edited; otherwise None."""
     edits = describe_decision_edits(folder)
     if edits:
-        return make_ruling(edits, "earlier decisions are as gates left them")
+        return make_gate_ruling(edits, "earlier decisions are as gates left them")
     return None
 
 

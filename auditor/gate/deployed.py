@@ -13,7 +13,7 @@ from datetime import datetime
 from auditor.core.plan_parts import TargetPlan
 from auditor.core.result import AuditResult
 from auditor.gate.policy import Required
-from auditor.gate.rulings import Ruling, make_ruling
+from auditor.gate.rulings import Ruling, make_gate_ruling
 from auditor.records.file_digests import find_changed_files, list_model_roles
 
 _MODEL = "model"  # the target's name in the digests, and in the objects passed from Python
@@ -123,11 +123,13 @@ def judge_deployed_model(match: DeployedModelMatch, require: Required) -> Iterat
     """
     if match.differs:
         reason = f"the judged model is not the deployed one: {match.statement}"
-        yield make_ruling(reason, "the judged model is deployed")
+        yield make_gate_ruling(reason, "the judged model is deployed")
     if require.model_here:
-        yield make_ruling(match.statement, "model_here", "held" if match.is_local else "failed")
+        yield make_gate_ruling(
+            match.statement, "model_here", "held" if match.is_local else "failed"
+        )
     if require.max_age is not None:
         # below 0: one of the two clocks is wrong, so the age is unknown
         rule = f"max_age = {require.max_age:g} days"
         is_recent = 0 <= match.age <= require.max_age
-        yield make_ruling(match.statement, rule, "held" if is_recent else "failed")
+        yield make_gate_ruling(match.statement, rule, "held" if is_recent else "failed")

@@ -12,14 +12,13 @@ from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Literal, get_args
 
-from auditor.conclusions.outcomes import RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, read_run_outcomes
 from auditor.core.errors import AuditError
 from auditor.gate.comparability import check_comparable
 from auditor.gate.compare import Comparison, compare_finished_runs
 from auditor.gate.contradictions import find_result_contradictions
-from auditor.gate.decide import read_run
 from auditor.gate.decision_log import KeptDecision, describe_decision_edits, load_gate_decisions
-from auditor.records.result_file import creation_time, explain_missing_result
+from auditor.records.result_file import explain_missing_result, read_creation_time
 
 By = Literal["date", "commit", "checkpoint"]
 _STEP = re.compile(r"(?:^|[^a-z])(?:checkpoint|step|epoch|iter)[-_]?(\d{1,15})$", re.IGNORECASE)
@@ -97,8 +96,8 @@ def build_run_history(folders: Sequence[Path], by: str = "date") -> History:
         if reason := explain_missing_result(folder):
             left_out.append((str(folder), reason))
             continue
-        run = replace(read_run(folder), name=folder.name)  # the name used in reasons
-        at = creation_time(run.result, run.name)
+        run = replace(read_run_outcomes(folder), name=folder.name)  # the name used in reasons
+        at = read_creation_time(run.result, run.name)
         label = _LABELS[order](run)
         if run.edits is not None and (edits := run.edits.describe_edits(is_whole=False)):
             left_out.append((str(folder), f"{edits[0]} since the run ended"))

@@ -184,7 +184,7 @@ class _PolicyFile:
     require: Required = NOTHING
 
 
-def read_policy(path: Path) -> Policy:
+def read_gate_policy(path: Path) -> Policy:
     """Read a policy file.
 
     Raise AuditError for a missing file, invalid TOML, unknown keys and empty rules.
@@ -196,7 +196,7 @@ def read_policy(path: Path) -> Policy:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
     policy_file: _PolicyFile = from_json(_PolicyFile, raw, str(path))
-    rules = list(map(parse_rule, policy_file.rules))
+    rules = list(map(parse_gate_rule, policy_file.rules))
     for i, table in enumerate(raw.get("rule", ()), 1):
         rules.append(_parse_rule_table(table, f"{path}: rule {i}"))
     if not rules:
@@ -239,7 +239,7 @@ def parse_inconclusive_treatment(value: str) -> Treatment:
     return value  # type: ignore[return-value]
 
 
-def parse_rule(sentence: str) -> Rule:
+def parse_gate_rule(sentence: str) -> Rule:
     """Parse a sentence: `recall(count=16) <= 0.5` or `recall not worse than baseline by 0.02`.
 
     Raise AuditError for any other text.
@@ -266,7 +266,7 @@ def parse_rule(sentence: str) -> Rule:
     return rule
 
 
-def parse_limits(
+def parse_gate_limits(
     items: Sequence[str], flag: str = "--max", against_baseline: bool = False
 ) -> tuple[Rule, ...]:
     """Parse items such as `recall=0.05` and `recall(count=16)=0.5`.
@@ -316,7 +316,7 @@ def _parse_rule_table(table: Mapping[str, Any], where: str) -> Rule:
             raise AuditError(
                 f"{where}: expected a sentence or fields, got rule and {next(iter(options))}"
             )
-        return replace(parse_rule(sentence), **narrowed)
+        return replace(parse_gate_rule(sentence), **narrowed)
     if "metric" not in options:
         raise AuditError(f"{where}: expected a metric, got none")
     limits = [key for key in ("max", "max_increase") if key in options]

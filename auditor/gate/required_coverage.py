@@ -11,7 +11,7 @@ from itertools import compress
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.nouns import CellKey
 from auditor.gate.policy import Required
-from auditor.gate.rulings import Ruling, make_ruling
+from auditor.gate.rulings import Ruling, make_gate_ruling
 
 _ANY = ""  # any attack; the one with the most secrets counts
 
@@ -50,7 +50,7 @@ def _judge_required_attack(
         reason = (
             f"required, but {attack or 'no attack'} {'did not run' if attack else 'ran'}{place}"
         )
-        return make_ruling(reason, rule, cell=cell)
+        return make_gate_ruling(reason, rule, cell=cell)
     enough = (required.secrets, required.nonmembers)
     counts = [_count_attacked_secrets(run, key) for key in applied]
     # A single attack needs enough members and non-members: counts of several attacks do not add up.
@@ -62,8 +62,8 @@ def _judge_required_attack(
     )
     if members < required.secrets or nonmembers < required.nonmembers:
         reason = f"{coverage}; required are {required.secrets} and {required.nonmembers}"
-        return make_ruling(reason, rule, cell=cell)
-    return make_ruling(coverage, rule, "held", cell)
+        return make_gate_ruling(reason, rule, cell=cell)
+    return make_gate_ruling(coverage, rule, "held", cell)
 
 
 def _count_attacked_secrets(run: RunOutcomes, key: CellKey) -> tuple[int, int]:

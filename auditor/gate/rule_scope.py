@@ -101,7 +101,7 @@ def select_strongest_group(finding: Finding, rule: Rule) -> Rule:
     return replace(rule, count=int(best))
 
 
-def suggest_metrics(metric: str, known: Sequence[str]) -> str:
+def suggest_rule_metrics(metric: str, known: Sequence[str]) -> str:
     """Return text that suggests metrics for an unknown name.
 
     The text lists the main metric and similar names, and counts the other names.

@@ -57,7 +57,7 @@ class Ruling:
         return CellKey(self.target, self.setting, self.attack).title or "run"
 
 
-def make_ruling(
+def make_gate_ruling(
     reason: str, rule: str, verdict: Verdict = "failed", cell: CellKey = WHOLE_RUN
 ) -> Ruling:
     """Return a ruling without a metric.

@@ -41,7 +41,7 @@ from auditor.models.memory import BatchSizeLimit
 from auditor.models.precision import Float32SingleQueryAttention, make_head_input_contiguous
 from auditor.models.rows import Rows
 from auditor.models.shared_prefix import SharedPrefixCache
-from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_slots
+from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_cache_slots
 from auditor.models.weights import digest_weights
 
 # As `HuggingFaceModel.compute_input_logits`.
@@ -240,7 +240,7 @@ class SlotRows(HuggingFaceRows):
             # An invocation has just ended: its tokens were read without the adapter.
             self._start(self.texts.tokens, self.texts.length, self.prompt)
             return
-        slots, source, destination = assign_slots(parents, self.slots)
+        slots, source, destination = assign_cache_slots(parents, self.slots)
         if len(source):
             source = self._sequence_indices(source)
             destination = self._sequence_indices(destination)

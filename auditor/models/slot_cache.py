@@ -40,7 +40,7 @@ class SlotLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        # `assign_slots` keeps slots dense: live rows are the first slots, in this order.
+        # `assign_cache_slots` keeps slots dense: live rows are the first slots, in this order.
         rows = len(key_states)
         end = self.filled + key_states.shape[2]
         self.keys[:rows, :, self.filled : end] = key_states
@@ -60,7 +60,7 @@ class SlotLayer(CacheLayerMixin):
         destination = destination.to(self.keys.device)
         first = int(destination[0])
         last = int(destination[-1])
-        # If no row ends, the extra children follow all rows: `assign_slots` returns ascending
+        # If no row ends, the extra children follow all rows: `assign_cache_slots` returns ascending
         # destinations.
         is_contiguous = last - first + 1 == len(source) and int(source.max()) < first
         for name in ("keys", "values"):
@@ -168,7 +168,7 @@ class PaddedCache(Cache):
         return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}
 
 
-def assign_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def assign_cache_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Choose a cache slot for each child row, from 0 to children - 1.
 
     The first child of a row keeps the row's slot, unless the number of this slot is too large. All

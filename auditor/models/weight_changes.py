@@ -119,7 +119,7 @@ class WeightChange:
             progress(len(texts))
 
         steps = [change.change for change in self._changes.values()]
-        return regress_change(steps, yield_gradients, len(texts), seed)
+        return regress_weight_change(steps, yield_gradients, len(texts), seed)
 
     def _compute_gradients(self, prefix: Tokens, suffix: Tokens) -> Sequence[Tensor]:
         """Return the gradient of the suffix's loss by each trained parameter."""
@@ -148,7 +148,7 @@ class WeightChange:
         return nn.functional.cross_entropy(logits, text[0, len(prefix) :])
 
 
-def regress_change(
+def regress_weight_change(
     change: Sequence[Tensor],
     read_gradients: Callable[[], Iterable[Sequence[Tensor]]],
     n_texts: int,

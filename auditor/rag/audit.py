@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from auditor.rag.asking import Progress, ask_all
+from auditor.rag.asking import Progress, ask_rag_questions
 from auditor.rag.documents import RagDocuments
 from auditor.rag.layers import (
     Crawl,
     MembershipVerdict,
     RagJudge,
     RagVerdict,
-    find_worst,
+    find_worst_rag_verdict,
     list_layer_verdicts,
 )
 from auditor.rag.system import RagSystem
-from auditor.rag.vectors import VectorVerdict, judge_vectors
+from auditor.rag.vectors import VectorVerdict, judge_rag_vectors
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class RagAudit:
         verdicts = [layer.verdict for layer in self.layers]
         verdicts.append(self.membership.verdict)
         verdicts += [vector.verdict for vector in self.vectors]
-        return find_worst(verdicts)
+        return find_worst_rag_verdict(verdicts)
 
 
 def audit_rag(
@@ -67,9 +67,10 @@ def audit_rag(
 ) -> RagAudit:
     """Ask the system for every document, and judge its replies.
 
-    For `control`, `template` and `n_crawl`, see `ask_all`. Raise AuditError if the system fails.
+    For `control`, `template` and `n_crawl`, see `ask_rag_questions`. Raise AuditError if the
+    system fails.
     """
-    exchanges = ask_all(corpus, system, control, template, n_crawl, seed, progress)
+    exchanges = ask_rag_questions(corpus, system, control, template, n_crawl, seed, progress)
     judge = RagJudge(corpus, exchanges, seed)
     layers = list_layer_verdicts(judge)
     of_crawl, crawl = judge.judge_crawl()
@@ -94,6 +95,6 @@ def audit_rag(
         judge.count_direct(),
         tuple(layers),
         judge.judge_membership(),
-        tuple(judge_vectors(corpus, system, seed, progress)),
+        tuple(judge_rag_vectors(corpus, system, seed, progress)),
         crawl,
     )

@@ -169,7 +169,7 @@ def _format_rows(rows: Sequence[dict[str, Any]]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def choose_strangers(corpus: RagDocuments, seed: int) -> list[str | None]:
+def choose_document_strangers(corpus: RagDocuments, seed: int) -> list[str | None]:
     """Return, for each document, an identity that must not see it, or None if there is none.
 
     The identities form a ring in random order, and each one asks for its neighbour's documents. If

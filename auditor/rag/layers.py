@@ -495,7 +495,7 @@ def list_layer_verdicts(judge: RagJudge) -> list[RagVerdict]:
     return verdicts
 
 
-def find_worst(verdicts: Iterable[str]) -> str:
+def find_worst_rag_verdict(verdicts: Iterable[str]) -> str:
     """Return the worst verdict; from worst to best: leaks, cannot tell, no leak seen."""
     present = set(verdicts)
     return next(word for word in (LEAKS, CANNOT_TELL, NO_LEAK) if word in present)

@@ -72,7 +72,7 @@ class _StoredValue:
     alternatives: Sequence[str]
 
 
-def judge_vectors(
+def judge_rag_vectors(
     corpus: RagDocuments, system: RagSystem, seed: int, progress: Callable[[str, int, int], None]
 ) -> list[VectorVerdict]:
     """Return one verdict for each kind of knowledge that an attacker may have.

@@ -80,7 +80,7 @@ def explain_missing_result(folder: Path) -> str:
     return ""
 
 
-def creation_time(result: AuditResult, where: str) -> datetime:
+def read_creation_time(result: AuditResult, where: str) -> datetime:
     """Return the UTC time of the run.
 
     Raise AuditError if the recorded date is invalid.

@@ -157,6 +157,6 @@ class ServerAnswerStore:
         return AuditError(f"{self.path}: cannot be used as the store of answers: {error}")
 
 
-def digest_question(*parts: Any) -> bytes:
+def digest_model_request(*parts: Any) -> bytes:
     """Return the SHA-256 of a request, whose parts are JSON values."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).digest()

@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
 from auditor.models.decoding import GREEDY, Decoding
 from auditor.remote import drift_watch, withheld_answers
-from auditor.remote.answers import digest_question
+from auditor.remote.answers import digest_model_request
 from auditor.remote.connection import (
     MalformedAnswer,
     RequestRefused,
@@ -53,7 +53,7 @@ class CachedServerQueries:
         self._n_errors = 0
         # Identifies this server in the keys of stored answers; renewed after the server has
         # changed.
-        self.identity = digest_question(
+        self.identity = digest_model_request(
             handshake.answer, wire.ledger.answers.invalidation_count
         ).hex()
         contexts = [(*self.dialect.adds, *spelling.tokens(text)) for text in drift_watch.TEXTS]
@@ -122,11 +122,11 @@ class CachedServerQueries:
         rows = []
         for context, context_keys, samples in zip(contexts, keys, answers, strict=True):
             for key, answer in zip(context_keys, samples, strict=True):
-                rows.append((key, digest_question(context), answer.kind))
+                rows.append((key, digest_model_request(context), answer.kind))
         self.wire.ledger.answers.record_used_answers(self.wire.ledger.run, rows)
 
     def _build_store_key(self, body: Mapping[str, Any], *sample: int) -> bytes:
-        return digest_question(_FORM, self.wire.url, self.identity, body, sample)
+        return digest_model_request(_FORM, self.wire.url, self.identity, body, sample)
 
     def _build_sample_requests(
         self,
@@ -441,7 +441,7 @@ class CachedServerQueries:
             self._runs,
             list(withheld_answers.count_hiding_answers(self.count_own_answers())),
         )
-        return [digest_question(context) in withheld for context in contexts]
+        return [digest_model_request(context) in withheld for context in contexts]
 
 
 def _decode_written_answer(answer: Any) -> WrittenAnswer:

@@ -130,7 +130,7 @@ def ask_worst_first(
         The result of all records that were queried.
     """
     site, whole_benchmark = audit.site, audit.site.benchmark
-    units = order_units(whole_benchmark)
+    units = order_queried_units(whole_benchmark)
     audit = replace(audit, population=frozenset(secret.id for secret in whole_benchmark.secrets))
 
     def narrowed(n_units: int, first: int = 0) -> Audit:
@@ -162,7 +162,7 @@ def ask_worst_first(
     return measure(narrowed(n_asked))
 
 
-def order_units(benchmark: Benchmark) -> list[Unit]:
+def order_queried_units(benchmark: Benchmark) -> list[Unit]:
     """Return the units to query, starting with the records most at risk.
 
     A unit is a tuple of secrets: all parts of one member record and one non-member record. If
@@ -188,8 +188,8 @@ def _group_record_parts(secrets: Iterable[Secret]) -> list[Unit]:
 def narrow_benchmark_copy(benchmark: Benchmark, units: Sequence[Unit]) -> Benchmark:
     """Return a copy of the benchmark that has only the records of `units`.
 
-    A unit holds the parts of a member record and of a non-member record (`order_units`). The copy's
-    record counts also cover only these records.
+    A unit holds the parts of a member record and of a non-member record (`order_queried_units`).
+    The copy's record counts also cover only these records.
     """
     ids = {secret.id for unit in units for secret in unit}
     part = copy.copy(benchmark)  # a shallow copy suffices: tuples are replaced, never changed

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from auditor import __version__
-from auditor.conclusions.outcomes import RunOutcomes
+from auditor.conclusions.outcomes import RunOutcomes, read_run_outcomes
 from auditor.core.errors import AuditError
 from auditor.core.plan import Plan
 from auditor.gate import decision_log
-from auditor.gate.decide import apply_policy, read_run
+from auditor.gate.decide import apply_gate_policy
 from auditor.gate.deployed import (
     ANSWERS,
     DeployedModelMatch,
@@ -32,7 +32,7 @@ from auditor.runs import plan_weights
 Said = Callable[[str, int, int], None]
 
 
-def judge_run(
+def judge_run_by_policy(
     folder: Path,
     policy: Policy,
     baseline: RunOutcomes | None = None,
@@ -49,9 +49,9 @@ def judge_run(
         baseline: run to compare with.
         model: the judged model's current path, if the model was moved after the run.
         progress: function called with (description, done, total) while files are read.
-        scope: `target`, `setting`, `attack` and `attested` of `apply_policy`.
+        scope: `target`, `setting`, `attack` and `attested` of `apply_gate_policy`.
     """
-    run = read_run(folder)
+    run = read_run_outcomes(folder)
     for record in filter(None, (run, baseline)):
         if record.edits is None:
             raise AuditError(
@@ -63,7 +63,7 @@ def judge_run(
     # comparison.
     run = replace(run, listed=run.listed.with_missing_parts_empty())
     model_match = _compare_deployed_model(run, model, progress)
-    decision = apply_policy(run, policy, baseline, **scope)
+    decision = apply_gate_policy(run, policy, baseline, **scope)
     file_rulings = [
         *judge_deployed_model(model_match, policy.require),
         *filter(None, (decision_log.judge_decision_edits(folder),)),
@@ -93,7 +93,7 @@ def _compare_deployed_model(
         )
     places = plan_weights.locate_role_models(plan)
     digests = file_digests.digest_model_files(places, progress)
-    created_at = result_file.creation_time(run.result, run.name)
+    created_at = result_file.read_creation_time(run.result, run.name)
     return compare_deployed_files(
         run.result, target, digests, model or target.model or "", created_at, datetime.now(UTC)
     )

@@ -92,7 +92,7 @@ def plan_audit(
     plan = site.plan
     personal_data.parse_phone_regions(plan.data.phone_region)
     selection = select_plugins(site)
-    stops = stopping.build_stopping_rules(plan.attacks, selection, policy, baseline)
+    stops = stopping.build_run_stopping_rules(plan.attacks, selection, policy, baseline)
     served = site.is_model_asked_over_network or any("://" in form for form in plan.target.forms)
     if plan.compute.engine != "local" and (plan.objects or served):
         subject = "a model behind an API"
@@ -127,7 +127,7 @@ def run_audit(
     site = planned.site
     clock = StageClock(site.reporter)
     site.folder = folder
-    folder.pin_stopping_rules(stopping.digest_stopping_rules(planned.stops))
+    folder.pin_stopping_rules(stopping.digest_run_stopping_rules(planned.stops))
     digests = plan_weights.digest_site_weights(site)
     folder.refuse_changed_weights(digests)  # refuse before loading, which takes minutes
     with closing(make_engine(site.plan.compute)) as engine:

@@ -32,7 +32,7 @@ from auditor.statistics.metrics import is_builtin_metric
 KINDS: Mapping[str, Any] = {"attack": (Attack, Probe), "defense": (Defense,)}
 
 
-def name_class(value: Any) -> str:
+def name_python_class(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
@@ -91,7 +91,7 @@ def list_unregistered_plugins(
                 continue
             if item.name in known[kind]:
                 raise AuditError(
-                    f"expected a name for the {kind} {name_class(item)} other than "
+                    f"expected a name for the {kind} {name_python_class(item)} other than "
                     f"{item.name!r}, which is {known[kind][item.name].__module__}'s"
                 )
             _check_recordable(item)

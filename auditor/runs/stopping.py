@@ -178,7 +178,7 @@ def bound_stopped_finding(finding: Finding, row: ValuesBySecret, stopped: Stoppe
     )
 
 
-def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
+def digest_run_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
     """Return a hash of the rules by which `--until` ends queries early; "" without rules."""
     digest = hashlib.sha256()
     for row, stop in stops.items():
@@ -194,7 +194,7 @@ def digest_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
 # --- rules of each attack ---
 
 
-def build_stopping_rules(
+def build_run_stopping_rules(
     plan: AttackPlan, selection: PluginSelection, policy: Policy | None, base: RunOutcomes | None
 ) -> dict[CellKey, StoppingRule]:
     """Return the stopping rule of each cell (target, setting, attack or probe) that may stop early.

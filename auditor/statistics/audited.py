@@ -130,7 +130,7 @@ def _audit_estimator(
     )
 
 
-def plan_audit(
+def plan_epsilon_audit(
     m: int, delta: float, level: float = LEVEL, copies: int = 1, sampling: Sampling = GAUSSIAN
 ) -> Audited:
     """Return a planned audit by the (epsilon, delta) bound, before any guess is made.
@@ -142,7 +142,7 @@ def plan_audit(
     return _audit_estimator(MAIN, m, none_right, delta, level, copies, sampling)
 
 
-def repeat_audit(audit: Audited, level: float) -> Audited:
+def repeat_epsilon_audit(audit: Audited, level: float) -> Audited:
     """Recompute the audit's proved and best provable bounds at a different significance level.
 
     For example, several audits of one model may share a level. Raise AuditError if

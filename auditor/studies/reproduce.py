@@ -27,7 +27,7 @@ PAGE = "claims.md"
 _SECTION = "claim.md"
 
 
-def make_study(
+def make_paper_study(
     paper: Paper, plan: str, scale: str, flags: Mapping[str, Any]
 ) -> RunStudy | UtilityStudy | ClaimStudy:
     """Return the study that carries out a paper's plan.
@@ -86,7 +86,7 @@ def reproduce_paper_plans(
         The plans' tables, the ledger of all plans in `out`, and reasons of failures, keyed by plan
         and point.
     """
-    kinds = {plan: make_study(paper, plan, scale, flags) for plan in plans}
+    kinds = {plan: make_paper_study(paper, plan, scale, flags) for plan in plans}
     other = None
     if other_folder is not None:
         other = read_other_ledger(other_folder, paper)

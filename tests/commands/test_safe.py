@@ -210,7 +210,8 @@ def test_commands_that_read_are_safe_unless_told_otherwise(
 ) -> None:
     """Whatever they call would find a program refused: here the first thing that each of them asks
     for."""
-    from auditor.gate import decide, history
+    from auditor.conclusions import outcomes
+    from auditor.gate import history
     from auditor.records import result_file
     from auditor.runs import gate_inputs  # noqa: F401 - before the names that it imports are others
 
@@ -219,7 +220,7 @@ def test_commands_that_read_are_safe_unless_told_otherwise(
 
     for where, name in (
         (files, "rewrite_run_reports"),
-        (decide, "read_run"),
+        (outcomes, "read_run_outcomes"),
         (history, "build_run_history"),
         (result_file, "read_result"),
     ):

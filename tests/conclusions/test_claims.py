@@ -20,7 +20,11 @@ from auditor.conclusions.claims import (
 from auditor.core.nouns import Claim
 from auditor.core.result import Audited, AuditResult, BenchmarkRecord, Finding, TargetRecord
 from auditor.statistics import games
-from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, repeat_audit
+from auditor.statistics.audited import (
+    audit_epsilon_bounds,
+    audit_measurements,
+    repeat_epsilon_audit,
+)
 from tests.conftest import methods
 
 
@@ -107,7 +111,7 @@ def test_several_audits_share_the_level() -> None:
         0.025,
     ] and found.verdict == CONTRADICTED
     assert (
-        found.bounds[0].audit == repeat_audit(LEAKS, 0.025)
+        found.bounds[0].audit == repeat_epsilon_audit(LEAKS, 0.025)
         and found.bounds[0].audit.epsilon < LEAKS.epsilon
     )
     just = claim((LEAKS.epsilon + found.bounds[0].audit.epsilon) / 2)

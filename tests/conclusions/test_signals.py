@@ -8,7 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from auditor.conclusions.signals import NOT_SHOWN, NOT_TESTED, SHOWN, LeakSignal, assess_signals
+from auditor.conclusions.signals import (
+    NOT_SHOWN,
+    NOT_TESTED,
+    SHOWN,
+    LeakSignal,
+    assess_leak_signals,
+)
 from auditor.core.result import (
     RELEASED_TEXT,
     AuditResult,
@@ -17,7 +23,7 @@ from auditor.core.result import (
     Measurement,
     TargetRecord,
 )
-from auditor.gate.policy import parse_limits
+from auditor.gate.policy import parse_gate_limits
 from auditor.statistics.intervals import (
     clopper_pearson,
     subtract_nonmember_mean,
@@ -59,7 +65,7 @@ def run(*findings: Finding, **of_data: object) -> AuditResult:
 
 def signal(result: AuditResult, kind: str, target: str = "undefended") -> LeakSignal:
     (found,) = (
-        s for s in assess_signals(result).list_target_signals(target) if s.kind.name == kind
+        s for s in assess_leak_signals(result).list_target_signals(target) if s.kind.name == kind
     )
     return found
 
@@ -210,7 +216,7 @@ def test_those_trained_on_most_often_are_looked_at_by_themselves() -> None:
         "16",
         "membership_auc(count=16)=0.6",
     )
-    assert parse_limits([found.gate_rule])[0].count == 16
+    assert parse_gate_limits([found.gate_rule])[0].count == 16
     chance = replace(quiet, by_repeats={"1": auc(0.4, 0.6), "16": auc(0.505, 0.95)})
     assert signal(run(chance), "membership").status == NOT_SHOWN
 
@@ -245,8 +251,10 @@ def test_members_of_another_kind_are_a_doubt_and_no_membership() -> None:
     result = run(row(auc(0.8, 0.9), auc(0.7, 0.9, "blind_auc")))
     found = signal(result, "membership")
     assert found.status == NOT_TESTED and "differ in kind" in found.reason
-    (doubt,) = assess_signals(result).doubts["undefended"]
-    assert doubt.kind == "non-members" and not assess_signals(result).shows_no_leakage("undefended")
+    (doubt,) = assess_leak_signals(result).doubts["undefended"]
+    assert doubt.kind == "non-members" and not assess_leak_signals(result).shows_no_leakage(
+        "undefended"
+    )
 
 
 @pytest.mark.parametrize(
@@ -256,8 +264,8 @@ def test_members_of_another_kind_are_judged_by_the_adjusted_auc(low: float, stat
     adjusted = replace(auc(low, low + 0.2, ADJUSTED_AUC), n=0 if math.isnan(low) else 100)
     result = run(row(auc(0.8, 0.9), adjusted, auc(0.7, 0.9, "blind_auc")))
     found = signal(result, "membership")
-    assert found.status == status and not assess_signals(result).shows_no_leakage("undefended")
-    (doubt,) = assess_signals(result).doubts["undefended"]
+    assert found.status == status and not assess_leak_signals(result).shows_no_leakage("undefended")
+    (doubt,) = assess_leak_signals(result).doubts["undefended"]
     assert ("judged on what both have in common" in doubt.sentence) == (status != NOT_TESTED)
     assert ("too few texts in common" in doubt.sentence) == (status == NOT_TESTED)
 
@@ -294,10 +302,12 @@ def test_what_was_not_tested_says_why() -> None:
         run(replace(row(attack="exposure"), not_applicable="there are no canaries")), "exposure"
     )
     assert (found.status, found.reason) == (NOT_TESTED, "there are no canaries")
-    assert {s.kind.name for s in assess_signals(run()).signals if s.status == NOT_TESTED} == {
-        s.kind.name for s in assess_signals(run()).signals
+    assert {s.kind.name for s in assess_leak_signals(run()).signals if s.status == NOT_TESTED} == {
+        s.kind.name for s in assess_leak_signals(run()).signals
     }
-    assert not assess_signals(run()).shows_no_leakage("undefended")  # of nothing nothing follows
+    assert not assess_leak_signals(run()).shows_no_leakage(
+        "undefended"
+    )  # of nothing nothing follows
 
 
 def test_greedy_decoding_behind_a_defense_is_not_tested_and_says_so() -> None:
@@ -307,7 +317,7 @@ def test_greedy_decoding_behind_a_defense_is_not_tested_and_says_so() -> None:
 
 
 def test_controls_are_no_targets_of_their_own() -> None:
-    assert assess_signals(run(row(share("recall", 3, N), target="control"))).targets == (
+    assert assess_leak_signals(run(row(share("recall", 3, N), target="control"))).targets == (
         "undefended",
     )
 
@@ -350,9 +360,9 @@ def test_parts_of_records_show_nothing_that_their_records_do_not() -> None:
     ],
 )
 def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, limit: str) -> None:
-    gated = assess_signals(run(finding)).find_gate_signal()
+    gated = assess_leak_signals(run(finding)).find_gate_signal()
     assert gated is not None and gated.gate_rule == limit
-    (rule,) = parse_limits([limit])
+    (rule,) = parse_gate_limits([limit])
     m, most = gated.measured, float(limit.rpartition("=")[2])
     assert m is not None and rule is not None
     assert (
@@ -364,7 +374,9 @@ def test_the_gate_is_about_what_leaks_and_no_gate_that_holds(finding: Finding, l
 def test_no_gate_is_proposed_where_none_is_about_what_leaks() -> None:
     quiet = row(share("recall", 0, N))
     assert (
-        assess_signals(run(quiet, greedy_recall={"1": share("greedy", 2, N)})).find_gate_signal()
+        assess_leak_signals(
+            run(quiet, greedy_recall={"1": share("greedy", 2, N)})
+        ).find_gate_signal()
         is None
     )
 
@@ -372,5 +384,5 @@ def test_no_gate_is_proposed_where_none_is_about_what_leaks() -> None:
 def test_a_defended_target_that_leaks_is_what_the_gate_is_about() -> None:
     leaks = row(share("recall", 30, N))
     defended = row(auc(0.6, 0.7), target="pmixed")
-    gated = assess_signals(run(leaks, defended)).find_gate_signal()
+    gated = assess_leak_signals(run(leaks, defended)).find_gate_signal()
     assert gated is not None and (gated.target, gated.gate_rule) == ("pmixed", "membership_auc=0.6")

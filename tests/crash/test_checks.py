@@ -368,7 +368,7 @@ def whole(
     scale = math.sqrt(sum(s**2 * f for s, f in found.values()) / sum(f for _, f in found.values()))
     grams = np.stack([part @ part.T for part in parts.values()])
     products = np.stack([part @ released[name] / scale for name, part in parts.items()])
-    reaches, gram, norms = watch.fit_reaches(grams.sum(0), products.sum(0))
+    reaches, gram, norms = watch.fit_gradient_reaches(grams.sum(0), products.sum(0))
     return ObservedStep(
         drawn,
         (drawn,),

@@ -567,7 +567,7 @@ def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(
     found = CrashTest(claim, (LoopCheck("one record's reach", NO_FAULT, "", ""),), (), 1.0, seen)
     assert found.exceeds_claim_without_fault == doubted
     assert (
-        ("doubt" in report.write_headline(found))
+        ("doubt" in report.write_crash_test_headline(found))
         == ("another --seed" in report.describe_observed_loop(found))
         == doubted
     )

@@ -29,7 +29,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.cli import run_command_line
 from auditor.commands import check
-from auditor.gate.policy import parse_rule
+from auditor.gate.policy import parse_gate_rule
 from auditor.plugins import registry
 from auditor.runs import plan
 from tests.conftest import check_command, save_tiny
@@ -401,7 +401,7 @@ def test_the_front_door_is_short_and_leads_everywhere() -> None:
 
 def test_every_rule_of_the_features_is_one() -> None:
     rules = [span for span in spans("docs/reference/features.md") if "<=" in span]
-    assert len(rules) >= 12 and all(str(parse_rule(rule)) == rule for rule in rules)
+    assert len(rules) >= 12 and all(str(parse_gate_rule(rule)) == rule for rule in rules)
 
 
 def test_what_is_written_by_hand_stays_short() -> None:

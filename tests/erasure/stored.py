@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from auditor.erasure.examine import Erasure, examine_stores
+from auditor.erasure.examine import Erasure, examine_erased_stores
 from auditor.erasure.records import read_erasure_records
 
 Row = dict[str, Any]
@@ -46,7 +46,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> Path:
 def examine(tmp_path: Path, deleted: Sequence[Row], kept: Sequence[Row], *stores: str) -> Erasure:
     gone = write_rows(tmp_path / "gone.jsonl", deleted)
     records = read_erasure_records(gone, write_rows(tmp_path / "kept.jsonl", kept))
-    return examine_stores(stores, records, lambda _: None)
+    return examine_erased_stores(stores, records, lambda _: None)
 
 
 def verdicts_by_layer(erasure: Erasure) -> dict[tuple[str, str], str]:

@@ -142,7 +142,7 @@ def test_an_erasure_of_a_model_is_signed_if_its_weights_are_known(
 ) -> None:
     verdict = LayerVerdict("model:mine", "completion", "text", "gone", 6, {}, 54, 54)
     judged = model.ModelVerdicts((verdict,), weights)
-    monkeypatch.setattr(model, "judge_model", lambda *_: judged)
+    monkeypatch.setattr(model, "judge_model_erasure", lambda *_: judged)
     deleted, kept = split_rows(make_rows(60), 6)
     store = write_rows(tmp_path / "store.json", kept)
     erase(tmp_path, deleted, kept, str(store), "--model", "mine", code=0)

@@ -12,7 +12,7 @@ from stdnum import luhn
 from torch import Tensor
 
 from auditor.erasure.layers import LayerVerdict
-from auditor.erasure.model import judge_model
+from auditor.erasure.model import judge_model_erasure
 from auditor.erasure.records import ErasureRecords, read_erasure_records
 from auditor.models.base import LanguageModel
 from tests.conftest import save_tiny
@@ -75,7 +75,7 @@ def judge(
 ) -> dict[str, LayerVerdict]:
     fresh = write_rows(tmp_path / "fresh.jsonl", make_card_rows(24, seed=1))
     model = Remembering(tokenizer, [row["text"] for row in known])
-    return {one.kind: one for one in judge_model(model, records, str(fresh), 99).verdicts}
+    return {one.kind: one for one in judge_model_erasure(model, records, str(fresh), 99).verdicts}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from auditor.erasure.layers import Layer, Piece, judge_layer
+from auditor.erasure.layers import Layer, Piece, judge_erasure_layer
 from auditor.erasure.records import read_erasure_records
 from auditor.erasure.stores.lancedb import read_arrow
 from auditor.erasure.windows import TEXT
@@ -88,7 +88,7 @@ def test_texts_in_bytes_maps_and_unions_are_read(tmp_path: Path, kind: str) -> N
     write_rows(tmp_path / "gone.jsonl", deleted)
     write_rows(tmp_path / "kept.jsonl", kept)
     records = read_erasure_records(tmp_path / "gone.jsonl", tmp_path / "kept.jsonl")
-    verdicts = judge_layer("store", Layer("rows", lambda: pieces, (TEXT,)), records)
+    verdicts = judge_erasure_layer("store", Layer("rows", lambda: pieces, (TEXT,)), records)
     assert len(verdicts[0].leftovers) == 6
 
 

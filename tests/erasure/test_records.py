@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.erasure.examine import Erasure, examine_stores
+from auditor.erasure.examine import Erasure, examine_erased_stores
 from auditor.erasure.layers import LayerVerdict
 from auditor.erasure.records import read_erasure_records
 from auditor.erasure.store import Store, list_store_kinds
@@ -429,6 +429,6 @@ def test_each_person_and_each_record_of_one_id_counts(tmp_path: Path) -> None:
     gone = write_rows(tmp_path / "gone.jsonl", deleted)
     records = read_erasure_records(gone, write_rows(tmp_path / "kept.jsonl", kept), "user")
     store = str(write_rows(tmp_path / "store.json", deleted[:4] + kept))
-    erasure = examine_stores([store], records, lambda _: None)
+    erasure = examine_erased_stores([store], records, lambda _: None)
     assert (erasure.n_deleted, erasure.n_left, erasure.n_users) == (6, 4, 4)
     assert erasure.users_left == ["another", "person 0", "person 1", "person 2"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.erasure.layers import Layer, PartlyReadError, Piece, judge_layer
+from auditor.erasure.layers import Layer, PartlyReadError, Piece, judge_erasure_layer
 from auditor.erasure.records import read_erasure_records
 from auditor.erasure.stores.sqlite import read_trigrams
 from tests.erasure.stored import (
@@ -317,7 +317,7 @@ def test_a_layer_that_is_read_in_part_is_not_gone(tmp_path: Path, n_pieces: int)
         raise PartlyReadError("the disk is broken")
 
     layer = Layer("rows", read_pieces, other_texts=True)
-    verdicts = judge_layer("store", layer, records)
+    verdicts = judge_erasure_layer("store", layer, records)
     text = next(one for one in verdicts if one.kind == "text")
     assert text.n_control_seen == len(kept)
     if n_pieces == 1:

@@ -23,8 +23,8 @@ from auditor.core.result import NO_TIME, AuditResult, BenchmarkRecord, Finding, 
 from auditor.gate import comparability
 from auditor.gate.comparability import check_comparable, digest_comparable_secrets
 from auditor.gate.compare import compare_finished_runs
-from auditor.gate.decide import apply_policy, judge_rules
-from auditor.gate.policy import Policy, Rule, parse_rule
+from auditor.gate.decide import apply_gate_policy, judge_gate_rules
+from auditor.gate.policy import Policy, Rule, parse_gate_rule
 from auditor.gate.power import (
     count_change_secrets,
     count_failing_secrets,
@@ -94,8 +94,8 @@ def hits(n: int, *right: range) -> np.ndarray:
 
 
 def verdicts(new: RunOutcomes, base: RunOutcomes, *rules: str, **more: Any) -> list[str]:
-    policy = Policy(tuple(parse_rule(rule) for rule in rules), **more)
-    return [ruling.verdict for ruling in apply_policy(new, policy, base).rulings]
+    policy = Policy(tuple(parse_gate_rule(rule) for rule in rules), **more)
+    return [ruling.verdict for ruling in apply_gate_policy(new, policy, base).rulings]
 
 
 def test_three_outcomes() -> None:
@@ -130,20 +130,20 @@ def test_parts_of_one_record_are_no_independent_evidence(
     by_record = measure_share("document_recall", hits(20, range(n_records_hit)))
     rule = (Rule("recall", limit),)
     alone = run(windows)
-    (ruling,) = judge_rules(alone.result, rule, alone.outcomes)
+    (ruling,) = judge_gate_rules(alone.result, rule, alone.outcomes)
     assert ruling.verdict != "inconclusive" and "(n = 400)" in ruling.reason
     row = finding(windows)
     row = replace(row, measurements=(*row.measurements, by_record))
     parts = run(windows, findings=(row,))
-    (ruling,) = judge_rules(parts.result, rule, parts.outcomes)
+    (ruling,) = judge_gate_rules(parts.result, rule, parts.outcomes)
     assert ruling.verdict == "inconclusive" and ruling.n == 20
     assert "(n = 20 records, in 400 parts)" in ruling.reason
     assert (ruling.low, ruling.high) == (
         pytest.approx(low, abs=1e-4),
         pytest.approx(high, abs=1e-4),
     )
-    paired = apply_policy(
-        parts, Policy((parse_rule("recall not worse than baseline by 0.1"),)), parts
+    paired = apply_gate_policy(
+        parts, Policy((parse_gate_rule("recall not worse than baseline by 0.1"),)), parts
     )
     assert "(n = 400 parts, taken as independent)" in paired.rulings[-1].reason
 
@@ -187,7 +187,9 @@ def test_rules_on_records_are_recomputed_from_their_parts(
         decoding="ancestral",
     )
     of_records = run(windows, findings=(row,))
-    (ruling,) = judge_rules(of_records.result, (parse_rule(f"{rule} <= 0.6"),), {ROW: values})
+    (ruling,) = judge_gate_rules(
+        of_records.result, (parse_gate_rule(f"{rule} <= 0.6"),), {ROW: values}
+    )
     assert (ruling.verdict, ruling.value) == ("held", pytest.approx(value))
     n_records = 20 if rule == "document_recall" else 10
     said = f"n = {n_records} records" + (f", in {n_parts} parts" if n_parts else "")
@@ -249,7 +251,7 @@ def test_by_repeat_count() -> None:
         "held",
         "failed",
     ]
-    (ruling,) = judge_rules(new.result, [Rule("recall", 0.5, count=2)])
+    (ruling,) = judge_gate_rules(new.result, [Rule("recall", 0.5, count=2)])
     assert ruling.verdict == "failed" and "repeat counts: 1, 16" in ruling.reason
 
 
@@ -262,7 +264,7 @@ def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
     )
     made = replace(finding(hits(200)), measurements=(all_right, few), by_repeats={"16": all_right})
     for metric, row in (("near_verbatim_recall", made), ("recall", replace(made, by_repeats={}))):
-        (ruling,) = judge_rules(
+        (ruling,) = judge_gate_rules(
             run(hits(200), findings=(row,)).result, [Rule(metric, 0.5, count=16)]
         )
         assert (
@@ -380,22 +382,22 @@ def test_other_secrets_in_a_row_are_refused() -> None:
 
 def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
     new = run(hits(200))
-    rule = Policy((parse_rule("recall not worse than baseline by 0.02"),))
+    rule = Policy((parse_gate_rule("recall not worse than baseline by 0.02"),))
     with pytest.raises(
         AuditError, match=r"old contains no secrets.parquet, by which runs are paired"
     ):
-        apply_policy(new, rule, RunOutcomes("old", new.result, {}))
+        apply_gate_policy(new, rule, RunOutcomes("old", new.result, {}))
     with pytest.raises(AuditError, match="needs a baseline: give --baseline RUN"):
-        apply_policy(new, rule)
+        apply_gate_policy(new, rule)
     with pytest.raises(AuditError, match="at least one rule"):
-        apply_policy(new, Policy())
+        apply_gate_policy(new, Policy())
 
 
 def test_what_cannot_be_paired_fails() -> None:
     new, base = run(hits(200)), run(hits(200), "base")
     other = replace(base, outcomes={CellKey("x", "y", "z"): base.outcomes[ROW]})
-    (ruling,) = judge_rules(
-        new.result, [parse_rule("recall not worse than baseline by 1")], new.outcomes, other
+    (ruling,) = judge_gate_rules(
+        new.result, [parse_gate_rule("recall not worse than baseline by 1")], new.outcomes, other
     )
     assert ruling.verdict == "failed" and "no results by secret to pair" in ruling.reason
     unkept = {
@@ -419,9 +421,9 @@ def test_many_rules_are_not_many_chances_to_fail() -> None:
     """One in twenty breaks its limit at 5% by chance; corrected for twenty, it is inconclusive."""
     lucky, plain = hits(100, range(10)), hits(100, range(5))
     alone = run(lucky)
-    assert [r.verdict for r in judge_rules(alone.result, [Rule("recall", 0.05)])] == ["failed"]
+    assert [r.verdict for r in judge_gate_rules(alone.result, [Rule("recall", 0.05)])] == ["failed"]
     rows = tuple(replace(finding(lucky if i == 0 else plain), attack=f"a{i}") for i in range(20))
-    many = judge_rules(run(lucky, findings=rows).result, [Rule("recall", 0.05)])
+    many = judge_gate_rules(run(lucky, findings=rows).result, [Rule("recall", 0.05)])
     assert [r.verdict for r in many] == ["inconclusive"] * 20
 
 
@@ -487,7 +489,8 @@ def test_secrets_for_a_limit_by_the_exact_test() -> None:
     power: Callable[[int], float] = lambda n: sum(  # noqa: E731
         math.comb(n, k) * 0.15**k * 0.85 ** (n - k)
         for k in range(n + 1)
-        if judge_rules(run(hits(n, range(k))).result, [Rule("recall", 0.05)])[0].verdict == "failed"
+        if judge_gate_rules(run(hits(n, range(k))).result, [Rule("recall", 0.05)])[0].verdict
+        == "failed"
     )
     assert power(needed) >= 0.8 > power(needed - 1)
 
@@ -578,15 +581,15 @@ def test_a_form_is_held_against_the_undefended_model_of_the_same_run() -> None:
     held = run(full)
     plan = {**held.result.plan, "defense": ["int4"]}
     result = replace(held.result, findings=(*held.result.findings, form), plan=plan)
-    rule = parse_rule("recall not worse than undefended by 0.05")
+    rule = parse_gate_rule("recall not worse than undefended by 0.05")
 
     def verdict(of_form: np.ndarray) -> str:
         own = {**held.outcomes, form.cell_key: per_secret(of_form)}
-        (ruling,) = judge_rules(result, [rule], own)
+        (ruling,) = judge_gate_rules(result, [rule], own)
         return ruling.verdict
 
     assert [verdict(same), verdict(worse)] == ["held", "failed"]
-    (ruling,) = judge_rules(held.result, [rule], held.outcomes)
+    (ruling,) = judge_gate_rules(held.result, [rule], held.outcomes)
     assert ruling.verdict == "failed" and "the undefended model, with which" in ruling.reason
     assert str(rule) == "recall not worse than undefended by 0.05"
 

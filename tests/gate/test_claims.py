@@ -23,9 +23,9 @@ from auditor.core.result import (
     Measurement,
     TargetRecord,
 )
-from auditor.gate.decide import judge_rules
+from auditor.gate.decide import judge_gate_rules
 from auditor.gate.decision_log import load_gate_decisions
-from auditor.gate.policy import Rule, parse_limits, parse_rule
+from auditor.gate.policy import Rule, parse_gate_limits, parse_gate_rule
 from auditor.records.result_file import read_result
 from auditor.reports.markdown import render_markdown_report
 from auditor.statistics import games
@@ -36,7 +36,11 @@ from auditor.statistics.audit_power import (
     estimate_median_epsilon,
     find_detectable_epsilon,
 )
-from auditor.statistics.audited import audit_epsilon_bounds, audit_measurements, repeat_audit
+from auditor.statistics.audited import (
+    audit_epsilon_bounds,
+    audit_measurements,
+    repeat_epsilon_audit,
+)
 from auditor.statistics.intervals import measure_share
 from tests.conftest import methods
 from tests.gate.finished_runs import edit, whole
@@ -325,7 +329,7 @@ def test_a_number_works_as_the_claim_does(
 
 def test_decisions_share_the_level() -> None:
     """Of two decisions each is made at 2.5%: a claim between the two bounds stands."""
-    both = repeat_audit(LEAKS[0], 0.025).epsilon, LEAKS[0].epsilon
+    both = repeat_epsilon_audit(LEAKS[0], 0.025).epsilon, LEAKS[0].epsilon
     claim = Claim({"add_remove": sum(both) / 2}, 1e-5, "add_remove", "record", None, "t", "sound")
     dp, rows = TargetRecord("dp", "DP", "", claim=claim), (row(LEAKS), attacked())
     benchmark = BenchmarkRecord("b", "", 100, 0, 0)
@@ -343,8 +347,8 @@ def test_decisions_share_the_level() -> None:
         0,
         methods=methods(),
     )
-    alone = judge_rules(result, [parse_rule(RULE)])
-    beside = judge_rules(result, [parse_rule(RULE), Rule("recall", 0.05)])
+    alone = judge_gate_rules(result, [parse_gate_rule(RULE)])
+    beside = judge_gate_rules(result, [parse_gate_rule(RULE), Rule("recall", 0.05)])
     assert [r.verdict for r in alone] == ["failed"] and [r.verdict for r in beside] == [
         "held",
         "held",
@@ -377,16 +381,18 @@ def test_an_edited_bound_fails(tmp_path: Path, capsys: Said) -> None:
 
 
 def test_sentences() -> None:
-    rule = parse_rule(RULE)
+    rule = parse_gate_rule(RULE)
     assert (
         rule.of_claim
-        and parse_rule(str(rule)) == rule == parse_limits(["epsilon_lower_bound=claim"])[0]
+        and parse_gate_rule(str(rule))
+        == rule
+        == parse_gate_limits(["epsilon_lower_bound=claim"])[0]
     )
     with pytest.raises(
         AuditError, match="expected one limit for epsilon_lower_bound, got claim twice"
     ):
-        parse_limits(["epsilon_lower_bound=claim"] * 2)
-    assert len(parse_limits(["epsilon_lower_bound=claim", "epsilon_lower_bound=8"])) == 2
+        parse_gate_limits(["epsilon_lower_bound=claim"] * 2)
+    assert len(parse_gate_limits(["epsilon_lower_bound=claim", "epsilon_lower_bound=8"])) == 2
 
 
 @pytest.mark.parametrize(
@@ -399,6 +405,6 @@ def test_sentences() -> None:
 )
 def test_nothing_else_is_held_to_a_claim(bad: str) -> None:
     with pytest.raises(AuditError, match="only epsilon_lower_bound <= claim"):
-        parse_rule(bad)
+        parse_gate_rule(bad)
     with pytest.raises(AuditError, match="only epsilon_lower_bound <= claim"):
-        parse_rule("epsilon_lower_bound not worse than baseline by claim")
+        parse_gate_rule("epsilon_lower_bound not worse than baseline by claim")

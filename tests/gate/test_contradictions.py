@@ -16,8 +16,8 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
 from auditor.gate.contradictions import find_result_contradictions
-from auditor.gate.decide import apply_policy
-from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule
+from auditor.gate.decide import apply_gate_policy
+from auditor.gate.policy import Policy, Rule, parse_gate_limits, parse_gate_rule
 from auditor.records.attacked_secrets import AnsweredSecretIds
 from auditor.statistics import extraction, judging
 from auditor.statistics.intervals import measure_share
@@ -147,11 +147,11 @@ CHANGES: dict[str, tuple[Change, str]] = {
 def test_a_result_that_contradicts_itself_fails(name: str, reading: Any) -> None:
     """Whatever the rule says, also where the inconclusive is let pass."""
     change, why = CHANGES[name]
-    decision = apply_policy(run(change), Policy((Rule("recall", 1.0),), reading))
+    decision = apply_gate_policy(run(change), Policy((Rule("recall", 1.0),), reading))
     assert decision.exit_code == 1
     with pytest.raises(AssertionError, match=f"the result contradicts itself: .*{why}"):
         raise AssertionError("; ".join(r.reason for r in decision.rulings))
-    assert apply_policy(run(), Policy((Rule("recall", 1.0),), reading)).exit_code == 0
+    assert apply_gate_policy(run(), Policy((Rule("recall", 1.0),), reading)).exit_code == 0
 
 
 def test_a_number_without_an_interval_contradicts_nothing_and_is_held_to_no_limit() -> None:
@@ -160,8 +160,8 @@ def test_a_number_without_an_interval_contradicts_nothing_and_is_held_to_no_limi
         return replace(finding, measurements=(*finding.measurements, extra))
 
     made = run(fitted)
-    assert apply_policy(made, Policy((Rule("recall", 1.0),))).exit_code == 0
-    (ruling,) = apply_policy(made, Policy((Rule("exposure_extrapolated", 10.0),))).rulings
+    assert apply_gate_policy(made, Policy((Rule("recall", 1.0),))).exit_code == 0
+    (ruling,) = apply_gate_policy(made, Policy((Rule("exposure_extrapolated", 10.0),))).rulings
     assert (ruling.verdict, ruling.metric) == (
         "failed",
         "exposure_extrapolated",
@@ -194,12 +194,14 @@ def test_rows_stand_there_once_and_have_outcomes() -> None:
     (finding,) = run().result.findings
     twice, lost = run(rows=(finding,)), run(lost=True)
     policy = Policy((Rule("recall", 1.0),))
-    assert "the result lists it 2 times" in apply_policy(twice, policy).rulings[0].reason
+    assert "the result lists it 2 times" in apply_gate_policy(twice, policy).rulings[0].reason
     assert (
         "secrets.parquet lacks the values that they summarise"
-        in apply_policy(lost, policy).rulings[0].reason
+        in apply_gate_policy(lost, policy).rulings[0].reason
     )
-    assert apply_policy(twice, policy).exit_code == apply_policy(lost, policy).exit_code == 1
+    assert (
+        apply_gate_policy(twice, policy).exit_code == apply_gate_policy(lost, policy).exit_code == 1
+    )
 
 
 def test_an_attack_that_never_applied_is_named_and_fails_the_gate() -> None:
@@ -212,38 +214,40 @@ def test_an_attack_that_never_applied_is_named_and_fails_the_gate() -> None:
     )
     here = run(rows=(*never, unasked), attack=["a", "b"], setting="both")
     policy = Policy((Rule("recall", 1.0),))
-    failed = [r for r in apply_policy(here, policy).rulings if r.verdict == "failed"]
+    failed = [r for r in apply_gate_policy(here, policy).rulings if r.verdict == "failed"]
     assert [r.attack for r in failed] == ["b"] and "never applied (it is unwell)" in failed[
         0
     ].reason
-    assert apply_policy(here, replace(policy, allow_not_applicable=True)).exit_code == 0
-    assert apply_policy(here, policy, attack="a").exit_code == 0  # nobody asks about b
+    assert apply_gate_policy(here, replace(policy, allow_not_applicable=True)).exit_code == 0
+    assert apply_gate_policy(here, policy, attack="a").exit_code == 0  # nobody asks about b
     applied = replace(
         here.result.findings[0], attack="b", setting="text-only", measurements=(), by_repeats={}
     )
     once = run(rows=(never[1], applied, unasked), attack=["a", "b"], setting="both")
-    assert apply_policy(once, policy).exit_code == 0  # in one setting
+    assert apply_gate_policy(once, policy).exit_code == 0  # in one setting
 
 
 @pytest.mark.parametrize("limit", ["5", "inf", "1e999", "-inf", "1.01"])
 def test_limits_that_nothing_can_break_are_refused(limit: str) -> None:
     with pytest.raises(AuditError, match="expected a limit"):
-        parse_limits([f"recall={limit}"])
+        parse_gate_limits([f"recall={limit}"])
     with pytest.raises(AuditError, match="expected a limit"):
-        parse_rule(f"recall_at_100_errors <= {limit}")
+        parse_gate_rule(f"recall_at_100_errors <= {limit}")
 
 
 def test_a_limit_in_percent_is_told_what_it_is() -> None:
     with pytest.raises(AuditError, match=r"recall, which is a share, got 5: 5% is 0\.05"):
-        parse_limits(["recall=5"])
+        parse_gate_limits(["recall=5"])
     with pytest.raises(
         AuditError, match=r"a share, got 5: 5% is 0\.05"
     ):  # of a plug-in: its unit says what it is
-        apply_policy(run(with_measured("any_of_k", name="theirs")), Policy((Rule("theirs", 5.0),)))
-    assert parse_limits(["exposure=10"])[0].limit == 10
+        apply_gate_policy(
+            run(with_measured("any_of_k", name="theirs")), Policy((Rule("theirs", 5.0),))
+        )
+    assert parse_gate_limits(["exposure=10"])[0].limit == 10
 
 
 def test_an_empty_name_is_refused() -> None:
     for name in ("target", "setting", "attack"):
         with pytest.raises(AuditError, match=f"expected the name of a {name}"):
-            apply_policy(run(), Policy((Rule("recall", 1.0),)), **{name: ""})  # type: ignore[arg-type]
+            apply_gate_policy(run(), Policy((Rule("recall", 1.0),)), **{name: ""})  # type: ignore[arg-type]

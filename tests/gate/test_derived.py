@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.conclusions.outcomes import ValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret, read_run_outcomes
 from auditor.core.jsonable import to_json
 from auditor.core.result import Measurement, StoppedEarly
-from auditor.gate.decide import judge_rules, read_run
+from auditor.gate.decide import judge_gate_rules
 from auditor.gate.policy import Rule
 from auditor.records.table import TABLE
 from auditor.statistics.intervals import compute_mean_probability
@@ -177,13 +177,13 @@ def test_an_edited_record_does_not_hold(
 
 def test_the_bounds_are_those_of_the_secrets(tmp_path: Path) -> None:
     """Whatever bounds stand beside the right value."""
-    run = read_run(finished(tmp_path / "run", LEAKY))
+    run = read_run_outcomes(finished(tmp_path / "run", LEAKY))
     (finding,) = run.result.findings
     told = replace(finding.measurement("recall_at_100_errors"), low=0.0, high=0.01)  # type: ignore[type-var]
     edited = replace(
         run.result, findings=(replace(finding, measurements=(finding.measurements[0], told)),)
     )
-    (ruling,) = judge_rules(edited, [Rule("recall_at_100_errors", 0.02)], run.outcomes)
+    (ruling,) = judge_gate_rules(edited, [Rule("recall_at_100_errors", 0.02)], run.outcomes)
     assert ruling.verdict == "failed" and ruling.low > 0.02
 
 
@@ -192,28 +192,36 @@ def test_near_verbatim_recall_by_count_is_judged_on_its_own_numbers(tmp_path: Pa
     # of the members with 16 copies every guess is near
     near = np.where(np.arange(len(LEAKY.ids)) % 2 == 1, 1, 9)
     columns = {**outcome().columns, "distance": near}
-    run = read_run(finished(tmp_path / "run", replace(outcome(), columns=columns)))
+    run = read_run_outcomes(finished(tmp_path / "run", replace(outcome(), columns=columns)))
     rules = [Rule("near_verbatim_recall", 0.1, count=count) for count in (16, 1)]
-    assert [r.verdict for r in judge_rules(run.result, rules, run.outcomes)] == ["failed", "held"]
-    assert [r.n for r in judge_rules(run.result, rules, run.outcomes)] == [200, 200]
+    assert [r.verdict for r in judge_gate_rules(run.result, rules, run.outcomes)] == [
+        "failed",
+        "held",
+    ]
+    assert [r.n for r in judge_gate_rules(run.result, rules, run.outcomes)] == [200, 200]
     rules = [Rule("recall", 0.1, count=count) for count in (16, 1)]
-    assert [r.verdict for r in judge_rules(run.result, rules, run.outcomes)] == ["held", "held"]
+    assert [r.verdict for r in judge_gate_rules(run.result, rules, run.outcomes)] == [
+        "held",
+        "held",
+    ]
     assert [
         r.verdict
-        for r in judge_rules(run.result, [Rule("near_verbatim_recall", 0.1, count=4)], run.outcomes)
+        for r in judge_gate_rules(
+            run.result, [Rule("near_verbatim_recall", 0.1, count=4)], run.outcomes
+        )
     ] == ["failed"]
 
 
 def test_what_no_secret_has_a_part_of_is_never_held(tmp_path: Path) -> None:
     """A plug-in's number that keeps nothing of each secret: broken it fails, but nobody can show
     that it holds."""
-    run = read_run(finished(tmp_path / "run"))
+    run = read_run_outcomes(finished(tmp_path / "run"))
     (finding,) = run.result.findings
     theirs = Measurement("theirs", 0.2, 0.1, 0.3, 400)
     told = replace(
         run.result, findings=(replace(finding, measurements=(*finding.measurements, theirs)),)
     )
-    held, failed = judge_rules(told, [Rule("theirs", 0.4), Rule("theirs", 0.05)], run.outcomes)
+    held, failed = judge_gate_rules(told, [Rule("theirs", 0.4), Rule("theirs", 0.05)], run.outcomes)
     assert (held.verdict, held.unmeasured, failed.verdict) == ("inconclusive", True, "failed")
     assert "it cannot be recomputed" in held.reason
 
@@ -243,7 +251,7 @@ def test_a_row_that_was_looked_at_as_it_ran_has_bounds_for_every_look(tmp_path: 
     """Stopped when it looked right, it is judged by bounds that hold whenever it stops; no other
     row is."""
     folder = finished(tmp_path / "run")
-    assert not any(row.anytime for row in read_run(folder).outcomes.values())
+    assert not any(row.anytime for row in read_run_outcomes(folder).outcomes.values())
     stopped = to_json(StoppedEarly(60, 400, "recall <= 0.05: held"))
     edit(folder, "result.json", lambda result: result["findings"][0].update(stopped=stopped))
-    assert all(row.anytime for row in read_run(folder).outcomes.values())
+    assert all(row.anytime for row in read_run_outcomes(folder).outcomes.values())

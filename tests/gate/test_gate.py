@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.errors import AuditError
 from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement
-from auditor.gate.decide import apply_policy, compute_rule_bounds
-from auditor.gate.decide import judge_rules as rule_on
+from auditor.gate.decide import apply_gate_policy, compute_rule_bounds
+from auditor.gate.decide import judge_gate_rules as rule_on
 from auditor.gate.objections import downgrade_doubtful_ruling
-from auditor.gate.policy import Policy, Rule, parse_limits
+from auditor.gate.policy import Policy, Rule, parse_gate_limits
 from auditor.gate.rulings import EXIT_CODES, Decision, Ruling, Verdict
 from auditor.statistics.bounds import LEVEL
 from auditor.statistics.compare import measure_mean_difference
@@ -228,12 +228,14 @@ def ruling(outcome: Any) -> Ruling:
 
 
 def test_limits() -> None:
-    assert parse_limits(["recall=0.05", "any_of_k=1e-1"]) == (
+    assert parse_gate_limits(["recall=0.05", "any_of_k=1e-1"]) == (
         Rule("recall", 0.05),
         Rule("any_of_k", 0.1),
     )
-    assert parse_limits(["recall(count=16)=0.5"]) == (Rule("recall", 0.5, count=16),)
-    assert parse_limits(["recall(kind=door code)=0.5"]) == (Rule("recall", 0.5, kind="door code"),)
+    assert parse_gate_limits(["recall(count=16)=0.5"]) == (Rule("recall", 0.5, count=16),)
+    assert parse_gate_limits(["recall(kind=door code)=0.5"]) == (
+        Rule("recall", 0.5, kind="door code"),
+    )
 
 
 def test_a_limit_may_be_on_one_kind_of_personal_data() -> None:
@@ -269,12 +271,12 @@ def test_a_limit_may_be_on_one_kind_of_personal_data() -> None:
 )
 def test_bad_limits_are_refused(item: str) -> None:
     with pytest.raises(AuditError, match="expected --max metric=number, got"):
-        parse_limits([item])
+        parse_gate_limits([item])
 
 
 def test_a_limit_given_twice_is_not_decided_on_the_laxer_one() -> None:
     with pytest.raises(AuditError, match="recall"):
-        parse_limits(["recall=0.05", "recall=0.9"])
+        parse_gate_limits(["recall=0.05", "recall=0.9"])
 
 
 def test_a_limit_is_for_the_rows_that_measure_its_metric() -> None:
@@ -408,14 +410,14 @@ def test_a_metric_that_nobody_has_is_a_slip_of_the_pen_and_no_leak() -> None:
         with pytest.raises(
             AuditError, match=f"unknown metric {message}" if name == "recal" else message
         ):
-            apply_policy(run, Policy((Rule(name, 0.05),)))
+            apply_gate_policy(run, Policy((Rule(name, 0.05),)))
     for name in (
         "of_a_plug_in",
         "exposure",
         "recall_at_7_errors",
         "recall_nonmembers",
     ):  # ours, or of the run
-        assert apply_policy(run, Policy((Rule(name, 0.05),))).rulings
+        assert apply_gate_policy(run, Policy((Rule(name, 0.05),))).rulings
 
 
 @pytest.mark.parametrize(("p", "expected"), [(0.4, "inconclusive"), (0.01, "held")])
@@ -429,7 +431,7 @@ def test_no_limit_is_held_by_hits_that_are_too_few_for_the_probabilities(
     found = result(attacked, row("undefended", probable, attack="extraction-probability"))
     (held,) = judge(found, {"recall": 0.05}, attack="a")
     assert held.verdict == "held"
-    ruled = downgrade_doubtful_ruling(found, assess_signals(found), held)
+    ruled = downgrade_doubtful_ruling(found, assess_leak_signals(found), held)
     assert ruled.verdict == expected and ("a filter" in ruled.reason) == (expected != "held")
 
 
@@ -445,6 +447,8 @@ def test_no_limit_on_leakage_is_held_in_doubt_of_the_text_form(metric: str, expe
         benchmark=replace(found.benchmark, doubts=(Doubt("text form", "Another may be right."),)),
     )
     (held,) = judge(found, {"recall": 0.05})
-    ruled = downgrade_doubtful_ruling(found, assess_signals(found), replace(held, metric=metric))
+    ruled = downgrade_doubtful_ruling(
+        found, assess_leak_signals(found), replace(held, metric=metric)
+    )
     assert (held.verdict, ruled.verdict) == ("held", expected)
     assert ruled.unmeasured == ("Another may be right." in ruled.reason) == (expected != "held")

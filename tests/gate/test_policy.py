@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from auditor.core.errors import AuditError
-from auditor.gate.policy import Policy, Rule, parse_limits, parse_rule, read_policy
+from auditor.gate.policy import Policy, Rule, parse_gate_limits, parse_gate_rule, read_gate_policy
 from auditor.statistics.metrics import METRICS
 
 
@@ -27,8 +27,8 @@ from auditor.statistics.metrics import METRICS
     ],
 )
 def test_sentences(sentence: str, rule: Rule) -> None:
-    assert parse_rule(sentence) == rule
-    assert parse_rule(str(rule)) == rule  # what the reports show can be written back
+    assert parse_gate_rule(sentence) == rule
+    assert parse_gate_rule(str(rule)) == rule  # what the reports show can be written back
 
 
 @pytest.mark.parametrize(
@@ -59,20 +59,20 @@ def test_sentences(sentence: str, rule: Rule) -> None:
 )
 def test_other_sentences_are_refused(sentence: str) -> None:
     with pytest.raises(AuditError, match="expected a"):
-        parse_rule(sentence)
+        parse_gate_rule(sentence)
 
 
 @pytest.mark.parametrize("metric", [metric.name for metric in METRICS])
 def test_metrics_on_which_every_rule_would_fail_are_refused_at_once(metric: str) -> None:
     refused = {"greedy", "perplexity", "perplexity_subset_average", "exposure_extrapolated"}
     if metric not in refused:
-        assert parse_rule(f"{metric} <= 0.5").metric == metric
+        assert parse_gate_rule(f"{metric} <= 0.5").metric == metric
         return
     for name in (metric, f"{metric}_nonmembers"):
         with pytest.raises(
             AuditError, match=f"such as extraction_probability, exposure, .* got {name}, which "
         ):
-            parse_limits([f"{name}=0.5"])
+            parse_gate_limits([f"{name}=0.5"])
 
 
 def policy(tmp_path: Path, text: str) -> Path:
@@ -102,7 +102,7 @@ def test_a_policy_file(tmp_path: Path) -> None:
     metric = "any_of_k"
     max_increase = 0
     """
-    assert read_policy(policy(tmp_path, text)) == Policy(
+    assert read_gate_policy(policy(tmp_path, text)) == Policy(
         (
             Rule("recall", 0.05),
             Rule("recall", 0.02, True, target="pmixed"),
@@ -161,23 +161,25 @@ def test_a_policy_file(tmp_path: Path) -> None:
 )
 def test_other_policies_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
     with pytest.raises(AuditError, match=complaint):
-        read_policy(policy(tmp_path, text))
+        read_gate_policy(policy(tmp_path, text))
 
 
 def test_a_policy_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="cannot read the policy"):
-        read_policy(tmp_path / "none.toml")
+        read_gate_policy(tmp_path / "none.toml")
 
 
 def test_increases_come_as_flags_too() -> None:
-    assert parse_limits(["recall=0.02"], "--max-increase", True) == (Rule("recall", 0.02, True),)
+    assert parse_gate_limits(["recall=0.02"], "--max-increase", True) == (
+        Rule("recall", 0.02, True),
+    )
     with pytest.raises(AuditError, match="expected --max-increase metric=number"):
-        parse_limits(["recall"], "--max-increase", True)
+        parse_gate_limits(["recall"], "--max-increase", True)
 
 
 def test_a_limit_that_no_share_can_meet_is_refused() -> None:
     with pytest.raises(AuditError, match=r"at least 0 for recall, which is a share, got -0\.1"):
-        parse_limits(["recall=-0.1"], "--max", False)
+        parse_gate_limits(["recall=-0.1"], "--max", False)
     # A model may have to improve on its baseline, and an excess over non-members may be negative.
-    assert parse_limits(["recall=-0.02"], "--max-increase", True)[0].limit == -0.02
-    assert parse_limits(["excess_recall=-0.02"], "--max", False)[0].limit == -0.02
+    assert parse_gate_limits(["recall=-0.02"], "--max-increase", True)[0].limit == -0.02
+    assert parse_gate_limits(["excess_recall=-0.02"], "--max", False)[0].limit == -0.02

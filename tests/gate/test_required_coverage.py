@@ -12,8 +12,8 @@ from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement, RecordCounts
-from auditor.gate.decide import apply_policy
-from auditor.gate.policy import Policy, Required, Rule, read_policy
+from auditor.gate.decide import apply_gate_policy
+from auditor.gate.policy import Policy, Required, Rule, read_gate_policy
 
 LIMIT = (Rule("recall", 0.5),)
 
@@ -32,7 +32,7 @@ def finished(*rows: tuple[str, str, str], members: int = 100, others: int = 50) 
 
 
 def reasons(run: RunOutcomes, asked: Required) -> list[str]:
-    found = apply_policy(run, Policy(LIMIT, require=asked))
+    found = apply_gate_policy(run, Policy(LIMIT, require=asked))
     return [ruling.reason for ruling in found.rulings if ruling.verdict == "failed" and ruling.rule]
 
 
@@ -44,7 +44,7 @@ def test_no_policy_is_silent_on_records_that_were_left_out(given: int) -> None:
     run = finished(ONE)
     counts = RecordCounts(given, 100, left_out={"too short": given - 100}, not_attacked={})
     benchmark = replace(run.result.benchmark, records={"members": counts})
-    found = apply_policy(
+    found = apply_gate_policy(
         replace(run, result=replace(run.result, benchmark=benchmark)), Policy(LIMIT)
     )
     assert [ruling.verdict for ruling in found.rulings] == ["held"]
@@ -56,14 +56,14 @@ def test_a_ruling_counts_distinct_records_and_names_the_rows_given() -> None:
     run = finished(ONE)
     counts = RecordCounts(234, 25, copies=84, by_copies={"8": 12, "1": 123})
     benchmark = replace(run.result.benchmark, records={"members": counts})
-    decision = apply_policy(
+    decision = apply_gate_policy(
         replace(run, result=replace(run.result, benchmark=benchmark)), Policy(LIMIT)
     )
     assert decision.rulings[0].reason.endswith("; 25 of 135 records audited (234 rows given)")
 
 
 def test_what_is_required_and_was_done_holds_and_is_said() -> None:
-    found = apply_policy(
+    found = apply_gate_policy(
         finished(ONE), Policy(LIMIT, require=Required(("perplexity",), "white-box", 100, 50))
     )
     assert found.verdict == "held"
@@ -71,7 +71,7 @@ def test_what_is_required_and_was_done_holds_and_is_said() -> None:
     assert [r.cell_title for r in found.rulings if r.reason == said] == [
         "undefended, white-box, attack perplexity"
     ]
-    anywhere = apply_policy(finished(ONE), Policy(LIMIT, require=Required(secrets=100)))
+    anywhere = apply_gate_policy(finished(ONE), Policy(LIMIT, require=Required(secrets=100)))
     assert [r.cell_title for r in anywhere.rulings if "an attack ran on 100" in r.reason] == [
         "undefended"
     ]
@@ -94,7 +94,7 @@ def test_what_is_required_and_was_done_holds_and_is_said() -> None:
 )
 def test_what_is_required_and_was_not_done_fails(asked: Required, why: str) -> None:
     run = finished(ONE)
-    assert apply_policy(run, Policy(LIMIT)).verdict == "held"
+    assert apply_gate_policy(run, Policy(LIMIT)).verdict == "held"
     (said,) = reasons(run, asked)
     assert said.startswith(why)
 
@@ -120,7 +120,7 @@ def test_it_is_read_from_a_policy_and_what_says_nothing_is_refused(tmp_path: Pat
         'rules = ["recall <= 0.5"]\n[require]\nattacks = ["perplexity"]\naccess = '
         '"white-box"\nsecrets = 300\n'
     )
-    assert read_policy(path).require == Required(("perplexity",), "white-box", 300)
+    assert read_gate_policy(path).require == Required(("perplexity",), "white-box", 300)
     for line, why in (
         ("attacks = 'perplexity'", "require.attacks: expected a list"),
         ("access = 'worst'", "access: expected 'text-only' or 'white-box', got 'worst'"),
@@ -130,7 +130,7 @@ def test_it_is_read_from_a_policy_and_what_says_nothing_is_refused(tmp_path: Pat
     ):
         path.write_text(f'rules = ["recall <= 0.5"]\n[require]\n{line}\n')
         with pytest.raises(AuditError, match=why):
-            read_policy(path)
+            read_gate_policy(path)
     path.write_text('rules = ["recall <= 0.5"]\nrequire = "all"\n')
     with pytest.raises(AuditError, match="require: expected an object, got 'all'"):
-        read_policy(path)
+        read_gate_policy(path)

@@ -11,7 +11,7 @@ import pytest
 
 from auditor.conclusions.outcomes import read_secret_values
 from auditor.core.result import AuditResult, Stratum
-from auditor.gate.decide import judge_rules
+from auditor.gate.decide import judge_gate_rules
 from auditor.gate.policy import Rule
 from auditor.gate.rulings import Ruling
 from auditor.records.result_file import read_result
@@ -24,7 +24,7 @@ N = 400
 def ruling(folder: Path, strata: tuple[Stratum, ...], *rules: Rule) -> Ruling:
     result: AuditResult = read_result(folder)
     result = replace(result, findings=(replace(result.findings[0], strata=strata),))
-    return judge_rules(result, rules, read_secret_values(folder), None)[0]
+    return judge_gate_rules(result, rules, read_secret_values(folder), None)[0]
 
 
 def stratum(copies: int, population: int, asked: int, hits: int) -> Stratum:

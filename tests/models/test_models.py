@@ -27,7 +27,7 @@ from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.models.base import compute_text_nlls
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
-from auditor.models.slot_cache import assign_slots
+from auditor.models.slot_cache import assign_cache_slots
 from auditor.runs.scoring import measure_repeat_recall
 from auditor.training.finetune import train_packed_blocks
 from tests.rounding import assert_same
@@ -41,7 +41,7 @@ def test_first_children_stay_and_slots_stay_dense(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 8))
     slots = torch.tensor(data.draw(st.permutations(range(rows))))
     parents = torch.tensor(data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=12)))
-    new, source, destination = assign_slots(parents, slots)
+    new, source, destination = assign_cache_slots(parents, slots)
     assert sorted(new.tolist()) == list(range(len(parents)))  # dense, no two rows in one slot
     for child, parent in enumerate(parents.tolist()):
         first = parents.tolist().index(parent) == child

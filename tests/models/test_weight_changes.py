@@ -18,7 +18,7 @@ from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Canary, Secret, Tokens
 from auditor.models import weight_changes
 from auditor.models.huggingface import HuggingFaceModel
-from auditor.models.weight_changes import WeightChange, regress_change
+from auditor.models.weight_changes import WeightChange, regress_weight_change
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.prefix_token import wrap_prefixed_model
@@ -166,7 +166,7 @@ def test_a_common_direction_hides_no_coin_with_and_without_sketches(
             yield gradient[: size // 2].view(2, -1), gradient[size // 2 :]
 
     parts = (change[: size // 2].view(2, -1), change[size // 2 :])
-    scores = regress_change(parts, read_parts, n, seed=5)
+    scores = regress_weight_change(parts, read_parts, n, seed=5)
     assert n_read == n * (1 if sketch_bytes == 2**30 else 2)
     bound = audit_epsilon_bounds(scores, coins, 1e-5, 0.05)[0].epsilon
     projections = -(gradients @ change).double().numpy()

@@ -18,7 +18,7 @@ from auditor.core.errors import AuditError
 from auditor.rag import page
 from auditor.rag.asking import TEMPLATE
 from auditor.rag.audit import RagAudit, audit_rag
-from auditor.rag.documents import choose_strangers, read_rag_documents
+from auditor.rag.documents import choose_document_strangers, read_rag_documents
 from auditor.rag.layers import CANNOT_TELL, LEAKS, NO_LEAK, RagJudge, compute_coin_p_value
 from auditor.rag.system import RagSystem, open_rag_system
 from tests.conftest import check_command
@@ -162,7 +162,7 @@ def test_copies_share_a_coin_and_their_owners(tmp_path: Path) -> None:
     inside = [row["text"] for row in corpus.list_rows(True)]
     assert {inside.count(text) for text in inside} == {2}
     assert not set(inside) & {row["text"] for row in corpus.list_rows(False)}
-    for entry, stranger in zip(corpus.documents, choose_strangers(corpus, 0), strict=True):
+    for entry, stranger in zip(corpus.documents, choose_document_strangers(corpus, 0), strict=True):
         assert "user3" in entry.owners and stranger not in entry.owners
 
 

@@ -20,7 +20,7 @@ from auditor.rag.audit import audit_rag
 from auditor.rag.documents import RagDocuments, read_rag_documents
 from auditor.rag.layers import CANNOT_TELL, LEAKS, NO_LEAK
 from auditor.rag.system import RagSystem, open_rag_system
-from auditor.rag.vectors import VectorVerdict, count_more_similar, judge_vectors
+from auditor.rag.vectors import VectorVerdict, count_more_similar, judge_rag_vectors
 from auditor.statistics.rank_tests import compute_uniformity_p_value
 from tests.rag import systems
 
@@ -70,7 +70,7 @@ class BagOfWords(systems.PerUser):
 def judge(store: BagOfWords, corpus: RagDocuments) -> list[VectorVerdict]:
     store.index(corpus.list_rows(True))
     system = RagSystem("store", store.ask, None, store.stored_vectors, store.embed)
-    return judge_vectors(corpus, system, 0, lambda *_: None)
+    return judge_rag_vectors(corpus, system, 0, lambda *_: None)
 
 
 @pytest.fixture(scope="module")

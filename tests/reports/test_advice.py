@@ -12,7 +12,7 @@ import pytest
 
 from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.nouns import CellKey
 from auditor.core.result import AuditResult
 from auditor.records.attacked_secrets import SecretAttributes
@@ -113,14 +113,14 @@ def test_a_control_is_no_advice(result: AuditResult) -> None:
 
 def test_a_gate_that_is_advised_is_about_the_model_that_leaks(result: AuditResult) -> None:
     """Without --target a gate judges the defended models first, of which none need leak."""
-    seen = assess_signals(result)
+    seen = assess_leak_signals(result)
     for target in seen.targets:
         for signal in (s for s in seen.list_shown_signals(target) if s.gate_rule):
             assert signals.suggest_gate_command(seen, [signal], "RUN").endswith(
                 f" --target {target}"
             )
     alone = replace(result, targets=result.targets[:1], findings=result.findings[:1])
-    judged = assess_signals(alone)
+    judged = assess_leak_signals(alone)
     (only,) = {
         signals.suggest_gate_command(judged, [s], "RUN") for s in judged.signals if s.gate_rule
     }

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from auditor.conclusions.leak_readings import VERBATIM
-from auditor.conclusions.signals import NOT_SHOWN, SHOWN, assess_signals
+from auditor.conclusions.signals import NOT_SHOWN, SHOWN, assess_leak_signals
 from auditor.conclusions.strata import find_worst_group, measure_weighted_share
 from auditor.core.nouns import UNDEFENDED, Secret
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
@@ -60,7 +60,7 @@ def verbatim_row(result: AuditResult) -> Finding:
 
 def test_severity_follows_the_worst_stratum_and_says_so(result: AuditResult) -> None:
     found = copied(result, hits=14, n=14, single=4000, asked=4000)
-    seen = assess_signals(found)
+    seen = assess_leak_signals(found)
     signal = next(s for s in seen.list_target_signals(UNDEFENDED) if s.kind is VERBATIM)
     assert (
         signal.status == SHOWN
@@ -72,7 +72,7 @@ def test_severity_follows_the_worst_stratum_and_says_so(result: AuditResult) -> 
         said.word == severity.HIGH
         and "all 14 records that occur 16 times are recited" in said.clause
     )
-    none = assess_signals(copied(result, hits=0, n=14, single=40, asked=40))
+    none = assess_leak_signals(copied(result, hits=0, n=14, single=40, asked=40))
     assert all(s.worst_stratum is None for s in none.signals)
 
 
@@ -82,7 +82,7 @@ def test_the_headline_follows_the_worst_group(result: AuditResult) -> None:
     shares = {"unwanted": share("recall", 0, 4000), "wanted": share("recall", 3, 12)}
     row = replace(verbatim_row(found), strata=(), decoding="ancestral")
     pooled, grouped = (
-        assess_signals(replace(found, findings=(replace(row, by_group=groups),)))
+        assess_leak_signals(replace(found, findings=(replace(row, by_group=groups),)))
         for groups in ({}, shares)
     )
     signals = [

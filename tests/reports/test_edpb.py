@@ -13,14 +13,15 @@ import pytest
 
 from auditor.conclusions.leak_kinds import widen_leak_measurement
 from auditor.conclusions.leak_readings import KINDS, PERSONAL
-from auditor.conclusions.signals import NOT_TESTED, assess_signals
+from auditor.conclusions.outcomes import read_run_outcomes
+from auditor.conclusions.signals import NOT_TESTED, assess_leak_signals
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult, Doubt, Finding, Measurement, RecordCounts
 from auditor.gate import decision_log
-from auditor.gate.decide import apply_policy, read_run
-from auditor.gate.policy import Policy, parse_rule
+from auditor.gate.decide import apply_gate_policy
+from auditor.gate.policy import Policy, parse_gate_rule
 from auditor.reports import edpb, html, markdown, personal, phrases
 from auditor.reports.edpb import EdpbEvidence
 from auditor.statistics.intervals import clopper_pearson
@@ -87,7 +88,7 @@ def test_each_question_is_answered_by_the_number_that_the_run_measured(
     with_probe: AuditResult,
 ) -> None:
     answers = rows(EdpbEvidence(with_probe, "0" * 64))
-    assert len(answers) >= len(edpb.list_questions())
+    assert len(answers) >= len(edpb.list_edpb_questions())
     (extracted,) = [answer for asked, answer in answers.items() if "extracted directly" in asked]
     assert (
         "Extraction probability, mean 31% [27–35] of 320; of records never trained on" in extracted
@@ -220,7 +221,7 @@ def test_a_kind_of_leakage_that_a_signal_measures_answers_a_question(
     row = replace(row, measurements=(measured,))
     data = replace(result.benchmark, greedy_recall={})
     told = replace(result, findings=(row,), benchmark=data)
-    tested = {s.kind.name for s in assess_signals(told).signals if s.status != NOT_TESTED}
+    tested = {s.kind.name for s in assess_leak_signals(told).signals if s.status != NOT_TESTED}
     assert kind in tested
     label = phrases.format_metric(metric)
     answers = rows(EdpbEvidence(told, ""))
@@ -249,7 +250,8 @@ def test_the_top_says_model_day_records_attacker_result_and_doubt(result: AuditR
         int, re.findall(r"(\d+) (?:have|are for|were not)", page.verdict)
     )
     assert (
-        n_measured + n_controller + n_untested == len(edpb.list_questions()) and n_controller == 4
+        n_measured + n_controller + n_untested == len(edpb.list_edpb_questions())
+        and n_controller == 4
     )
     text = markdown.render_markdown_document(page)
     assert doubt.sentence in text and "| ¶58 (f) | nothing |" in text
@@ -290,7 +292,8 @@ def test_the_command_writes_it_beside_the_reports(tmp_path: Path, capsys: Said) 
     ).to_json()
     finished(tmp_path, outcome(out=200), name=PLANTED, plan=plan)
     decision_log.save_decision(
-        tmp_path, apply_policy(read_run(tmp_path), Policy((parse_rule("recall <= 0.1"),)))
+        tmp_path,
+        apply_gate_policy(read_run_outcomes(tmp_path), Policy((parse_gate_rule("recall <= 0.1"),))),
     )
     check_command("report", tmp_path, "--format", "edpb")
     assert capsys.readouterr().out.splitlines() == [

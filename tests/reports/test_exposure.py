@@ -13,7 +13,7 @@ from auditor.reports import html, markdown, phrases
 from auditor.reports.blocks import Figure
 from auditor.reports.plots import render_plot_svg
 from auditor.reports.table_of_contents import build_markdown_document
-from auditor.reports.verdict import write_headline
+from auditor.reports.verdict import write_verdict_headline
 from tests.reports.conftest import finding, share
 
 
@@ -91,7 +91,7 @@ def test_a_claim_that_is_not_proved_is_not_called_one(with_exposure: AuditResult
 
 
 def test_reports_say_it_in_words(with_exposure: AuditResult) -> None:
-    text = write_headline(with_exposure)
+    text = write_verdict_headline(with_exposure)
     assert "also greedy decoding, exposure of canaries" in text
     assert (
         "PMixED (sound): MODERATE. Text is extracted, but not significantly; another signal is "

@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
+from auditor.conclusions.outcomes import read_run_outcomes
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.result import AuditResult, Finding
 from auditor.gate import decision_log
-from auditor.gate.decide import apply_policy, read_run
+from auditor.gate.decide import apply_gate_policy
 from auditor.gate.history import History, build_run_history
-from auditor.gate.policy import Policy, parse_rule
+from auditor.gate.policy import Policy, parse_gate_rule
 from auditor.reports import history as reports
 from tests.conftest import check_command
 from tests.gate.finished_runs import whole
@@ -216,19 +217,21 @@ def test_what_holds_no_result_is_left_out_and_said(made: Maker, tmp_path: Path) 
 
 
 def rules(*sentences: str) -> Policy:
-    return Policy(tuple(map(parse_rule, sentences)))
+    return Policy(tuple(map(parse_gate_rule, sentences)))
 
 
 def test_a_decision_is_kept_once_and_only_of_this_result(made: Maker) -> None:
     run = made("run", 1)
     for limit in ("0.01", "0.9", "0.01"):
-        decision_log.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
+        decision_log.save_decision(
+            run, apply_gate_policy(read_run_outcomes(run), rules(f"recall <= {limit}"))
+        )
     assert [one.decision.verdict for one in decision_log.load_gate_decisions(run)] == [
         "held",
         "failed",
     ]
-    assert decision_log.load_gate_decisions(run)[1].decision == apply_policy(
-        read_run(run), rules("recall <= 0.01")
+    assert decision_log.load_gate_decisions(run)[1].decision == apply_gate_policy(
+        read_run_outcomes(run), rules("recall <= 0.01")
     )
     # as if it had run again
     (run / "result.json").write_text((run / "result.json").read_text() + " ")
@@ -250,7 +253,9 @@ def test_an_edited_or_removed_decision_is_noticed(made: Maker, capsys: Said, nam
     """By every later gate, and by the history; nothing is then added behind it."""
     run, other = made("run", 1), made("other", 2)
     for limit in ("0.01", "0.9", "0.02"):
-        decision_log.save_decision(run, apply_policy(read_run(run), rules(f"recall <= {limit}")))
+        decision_log.save_decision(
+            run, apply_gate_policy(read_run_outcomes(run), rules(f"recall <= {limit}"))
+        )
     decisions = run / "decisions.jsonl"
     decisions.write_text(
         "".join(DECISION_EDITS[name](decisions.read_text().splitlines(keepends=True)))
@@ -276,7 +281,7 @@ def test_a_gate_that_is_killed_while_it_keeps_breaks_no_chain(
     made: Maker, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     run, left, own = made("run", 1), [None] * writes, (disk.replace_atomically, disk.append_durably)
-    decision = apply_policy(read_run(run), rules("recall <= 0.9"))
+    decision = apply_gate_policy(read_run_outcomes(run), rules("recall <= 0.9"))
     decision_log.save_decision(run, decision)
 
     def killed(write: Callable[..., Any]) -> Callable[..., Any]:
@@ -377,12 +382,19 @@ def test_nothing_that_a_run_says_breaks_out(
     rows: list[Finding] = list(bad.findings)
     (runs[2] / "result.json").write_text(
         json.dumps(
-            to_json(replace(read_run(runs[2]).result, findings=tuple(rows), targets=bad.targets))
+            to_json(
+                replace(
+                    read_run_outcomes(runs[2]).result, findings=tuple(rows), targets=bad.targets
+                )
+            )
         )
     )
     whole(runs[2])
     decision_log.save_decision(
-        runs[1], replace(apply_policy(read_run(runs[1]), rules("recall <= 0.01")), baseline=HOSTILE)
+        runs[1],
+        replace(
+            apply_gate_policy(read_run_outcomes(runs[1]), rules("recall <= 0.01")), baseline=HOSTILE
+        ),
     )
     page = Page(reports.render_history_page(build_run_history(runs), tmp_path))
     assert not page.all("script") and not page.all("img") and "alert(1)" in "".join(page.text)
@@ -395,7 +407,9 @@ def test_the_page_in_a_browser(
     browser: Any, made: Maker, tmp_path: Path, width: int, dark: bool
 ) -> None:
     runs = [made(f"run-{i}", i + 1, i) for i in range(7)]
-    decision_log.save_decision(runs[-1], apply_policy(read_run(runs[-1]), rules("recall <= 0.01")))
+    decision_log.save_decision(
+        runs[-1], apply_gate_policy(read_run_outcomes(runs[-1]), rules("recall <= 0.01"))
+    )
     (tmp_path / "history.html").write_text(
         reports.render_history_page(build_run_history(runs), tmp_path), encoding="utf-8"
     )

@@ -22,7 +22,7 @@ from auditor.reports.blocks import Figure, Table
 from auditor.reports.plots import render_plot_svg
 from auditor.reports.table_of_contents import build_page_document
 from auditor.reports.terminal import build_report_screen
-from auditor.reports.verdict import write_headline
+from auditor.reports.verdict import write_verdict_headline
 from auditor.statistics import roc
 from auditor.statistics.metrics import name_auc, name_score_column, name_tpr_metric
 from tests.reports.conftest import finding
@@ -78,7 +78,7 @@ def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(
     opening = (
         f"{OBJECTION} (AUC 0.800 [0.750–0.850]), so no membership number here means what it says"
     )
-    for text in (write_headline(told), said_on_the_terminal(told)):
+    for text in (write_verdict_headline(told), said_on_the_terminal(told)):
         assert text.startswith(opening)
     assert (
         markdown.render_markdown_report(told)
@@ -91,18 +91,20 @@ def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(
 
 def test_a_blind_baseline_that_may_be_chance_says_nothing(result: AuditResult) -> None:
     quiet = with_row(result, row())
-    assert "differ in kind" not in write_headline(quiet)
-    assert write_headline(result).partition(". ")[0] in write_headline(quiet)
-    assert "differ in kind" not in write_headline(with_row(result, row(blind=0.2)))
+    assert "differ in kind" not in write_verdict_headline(quiet)
+    assert write_verdict_headline(result).partition(". ")[0] in write_verdict_headline(quiet)
+    assert "differ in kind" not in write_verdict_headline(with_row(result, row(blind=0.2)))
 
 
 def test_a_reference_that_tells_them_apart_alone_is_told_of(result: AuditResult) -> None:
-    told = write_headline(with_row(result, row(reference=0.7)))
+    told = write_verdict_headline(with_row(result, row(reference=0.7)))
     assert told.startswith(
         "The reference by itself distinguishes members from non-members (AUC 0.700 [0.650–0.750]): "
         "it "
     )
-    assert write_headline(with_row(result, row(blind=0.8, reference=0.7))).startswith(OBJECTION)
+    assert write_verdict_headline(with_row(result, row(blind=0.8, reference=0.7))).startswith(
+        OBJECTION
+    )
 
 
 def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show(

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.conclusions.signals import LeakSignal, assess_signals
+from auditor.conclusions.signals import LeakSignal, assess_leak_signals
 from auditor.core.result import AuditResult, Measurement
 from auditor.gate import decide, history
 from auditor.records.result_file import read_result
@@ -123,7 +123,7 @@ def own_intervals(result: AuditResult) -> set[str]:
         m for f in findings for m in (*f.measurements, *f.by_repeats.values(), *f.by_kind.values())
     ]
     deciding = [
-        m for s in assess_signals(result).signals if (m := deciding_measurement(s)) is not None
+        m for s in assess_leak_signals(result).signals if (m := deciding_measurement(s)) is not None
     ]
     others = {phrases.format_interval(m) for m in raw if m.low < m.high}
     return others - {phrases.format_interval(m) for m in deciding}

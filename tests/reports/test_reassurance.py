@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from auditor.conclusions.leak_readings import PROBABLE, VERBATIM
 from auditor.conclusions.secret_details import SecretDetails
-from auditor.conclusions.signals import SHOWN, assess_signals
+from auditor.conclusions.signals import SHOWN, assess_leak_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import (
     AuditResult,
@@ -88,8 +88,8 @@ def run_of(*findings: Finding, greedy: dict[str, Measurement] | None = None) -> 
 def sentences(result: AuditResult) -> Iterator[tuple[str, str]]:
     """What speaks of a run, without its layout."""
     yield "screen", " ".join(build_first_screen(result, Path("runs/own")).plain.split())
-    yield "headline", verdict.write_headline(result)
-    seen = assess_signals(result)
+    yield "headline", verdict.write_verdict_headline(result)
+    seen = assess_leak_signals(result)
     yield (
         "severity",
         " ".join(severity.rate_severity(seen, target).word for target in seen.targets),
@@ -191,10 +191,10 @@ def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
 def test_greedy_hits_beside_no_sampled_hit_are_a_contradiction() -> None:
     drawn = row("perplexity", share("recall", 0, N), share("any_of_k", 0, N))
     said = "Greedy decoding extracts {} of 60, and no attack extracts any"
-    assert said.format(9) in verdict.write_headline(
+    assert said.format(9) in verdict.write_verdict_headline(
         run_of(drawn, greedy={"all": share("greedy", 9, N)})
     )
-    assert said.format(3) not in verdict.write_headline(
+    assert said.format(3) not in verdict.write_verdict_headline(
         run_of(drawn, greedy={"all": share("greedy", 3, N)})
     )
 
@@ -202,8 +202,12 @@ def test_greedy_hits_beside_no_sampled_hit_are_a_contradiction() -> None:
 def test_greedy_decoding_must_give_what_is_more_probable_than_not() -> None:
     found = row("extraction-probability", share("discoverable_1_0.9", 4, N))
     said = "4 of 60 suffixes have an extraction probability of 90% or more, and greedy decoding"
-    assert said in verdict.write_headline(run_of(found, greedy={"all": share("greedy", 3, N)}))
-    assert said not in verdict.write_headline(run_of(found, greedy={"all": share("greedy", 4, N)}))
+    assert said in verdict.write_verdict_headline(
+        run_of(found, greedy={"all": share("greedy", 3, N)})
+    )
+    assert said not in verdict.write_verdict_headline(
+        run_of(found, greedy={"all": share("greedy", 4, N)})
+    )
 
 
 def test_what_is_likely_of_untrained_suffixes_too_is_not_called_extracted() -> None:
@@ -225,8 +229,8 @@ def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
         "perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS), target="pmixed"
     )
     result = run_of(undefended, defended, row("membership", auc(0.7, 0.6, 0.8), target="pmixed"))
-    assert "PMixED: MODERATE. " in verdict.write_headline(result)
-    assert "(membership AUC 0.700, white-box)" in verdict.write_headline(result)
+    assert "PMixED: MODERATE. " in verdict.write_verdict_headline(result)
+    assert "(membership AUC 0.700, white-box)" in verdict.write_verdict_headline(result)
     assert_no_reassurance(result)
     assert "--max membership_auc=0.6" in told(result)["advise"]  # a gate that does not hold
 
@@ -234,7 +238,7 @@ def test_a_defended_target_is_not_called_clean_over_its_own_signals() -> None:
 @pytest.mark.parametrize("whose", ["data", "target"])
 def test_a_doubt_forbids_reassurance(whose: str) -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
-    assert "No leakage seen" in verdict.write_headline(result)
+    assert "No leakage seen" in verdict.write_verdict_headline(result)
     doubt = Doubt("text form", "No rendering makes members more likely than non-members.")
     if whose == "data":
         doubtful = replace(result, benchmark=replace(result.benchmark, doubts=(doubt,)))
@@ -243,7 +247,7 @@ def test_a_doubt_forbids_reassurance(whose: str) -> None:
             result, targets=tuple(replace(t, doubts=(doubt,)) for t in result.targets)
         )
     assert_no_reassurance(doubtful)
-    assert verdict.write_headline(doubtful).startswith(doubt.sentence)
+    assert verdict.write_verdict_headline(doubtful).startswith(doubt.sentence)
     assert told(doubtful)["advise"].startswith(f"resolve first (text form): {doubt.sentence}")
 
 
@@ -260,9 +264,9 @@ def test_likelihood_alone_forbids_reassurance_and_adds_nothing_to_a_leak() -> No
         for hits in (0, 30)
     )
     assert_no_reassurance(clean)
-    assert verdict.write_headline(clean).startswith(
+    assert verdict.write_verdict_headline(clean).startswith(
         doubt.sentence
-    ) and doubt.sentence not in verdict.write_headline(leaking)
+    ) and doubt.sentence not in verdict.write_verdict_headline(leaking)
 
 
 def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
@@ -286,7 +290,7 @@ def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -
         result = run_of(row("perplexity", share("recall", 0, n), share("recall_nonmembers", 0, 2)))
         (seen,) = (
             s
-            for s in assess_signals(result).list_tested_signals("undefended")
+            for s in assess_leak_signals(result).list_tested_signals("undefended")
             if s.kind is VERBATIM
         )
         assert format_least_detectable(seen) == found, (n, seen.smallest_detectable)
@@ -296,7 +300,7 @@ def test_no_auc_above_1_is_said_to_be_significant() -> None:
     """Of six records against six even an AUC of 1 may be chance: 1.09 was the smallest."""
     for low, text in ((0.01, "no value of so few records"), (0.45, "0.650")):
         result = run_of(row("membership", auc(0.6, low, 1.0)))
-        (signal,) = assess_signals(result).list_tested_signals("undefended")
+        (signal,) = assess_leak_signals(result).list_tested_signals("undefended")
         assert format_least_detectable(signal) == text
 
 
@@ -457,12 +461,12 @@ def test_one_greedy_hit_counts_whichever_attack_decoded_greedily(
     """A check called both records that the model recited "inconclusive", a run called one of them a
     leak."""
     measured = share("recall", hits, 2), share("recall_nonmembers", others, 2)
-    (seen,) = assess_signals(
+    (seen,) = assess_leak_signals(
         run_of(replace(row("perplexity", *measured), decoding="greedy"))
     ).list_tested_signals(UNDEFENDED)
     assert (seen.kind, seen.status == SHOWN) == (VERBATIM, shown)
     assert (seen.suspected, seen.excess is None) == (False, False)
-    (sampled,) = assess_signals(run_of(row("perplexity", *measured))).list_tested_signals(
+    (sampled,) = assess_leak_signals(run_of(row("perplexity", *measured))).list_tested_signals(
         UNDEFENDED
     )
     assert sampled.status != SHOWN
@@ -487,7 +491,7 @@ def test_a_record_that_samples_hold_is_named_though_no_text_is_significant() -> 
         in (told["screen"])
     )
     assert "extracted by 100 samples with a probability of 90% or more" in told["screen"]
-    why = severity.rate_severity(assess_signals(found), "undefended").clause
+    why = severity.rate_severity(assess_leak_signals(found), "undefended").clause
     assert why.startswith("text is extracted, but not significantly; ")
 
 

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 
 from auditor.conclusions import secret_details as detailed
 from auditor.conclusions.leak_readings import KINDS
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.result import (
     NO_TIME,
     AuditResult,
@@ -108,7 +108,7 @@ def test_it_fits_and_hides_no_leak(result: AuditResult, folder: str) -> None:
     that do."""
     shown = lines(result, Path(folder))
     assert len(shown) <= LINES and max(map(cell_len, shown)) <= WIDTH
-    seen, said = assess_signals(result), entry(shown, "RESULT")
+    seen, said = assess_leak_signals(result), entry(shown, "RESULT")
     titles = {target.name: target.title for target in result.targets}
     leaking = [target for target in seen.targets if seen.list_shown_signals(target)]
     sentences = re.findall(r"(?:^|\. )([^.]*): (?:HIGH|MODERATE)", said)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement
 from auditor.reports import markdown
-from auditor.reports.verdict import find_strongest_attack_row, write_headline
+from auditor.reports.verdict import find_strongest_attack_row, write_verdict_headline
 
 
 def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> None:
-    assert write_headline(result) == (
+    assert write_verdict_headline(result) == (
         "Undefended: HIGH. Training text can be extracted (52% verbatim, white-box; also greedy "
         "decoding). PMixED (sound): INCONCLUSIVE. No leak is shown, but something is above its "
         "baseline, not significantly (verbatim), 8 of 9 signals untested. Uniform "
@@ -27,7 +27,7 @@ def test_a_zero_is_never_said_without_its_bound(result: AuditResult) -> None:
     )
     assert (
         "PMixED (sound): INCONCLUSIVE. No leakage seen, but 8 of 9 signals are "
-        "untested (still possible: verbatim up to 1.1% (0/320))." in write_headline(none)
+        "untested (still possible: verbatim up to 1.1% (0/320))." in write_verdict_headline(none)
     )
 
 
@@ -91,7 +91,7 @@ def test_not_above_the_baseline_is_inconclusive(result: AuditResult) -> None:
         lambda f: with_recall(f, Measurement("recall", 0.05, 0.03, 0.08, 320), excess),
     )
     weak = replace(weak, benchmark=replace(weak.benchmark, greedy_recall={}))
-    assert write_headline(weak).startswith(
+    assert write_verdict_headline(weak).startswith(
         "Undefended: INCONCLUSIVE. No leak is shown, but something is above its baseline, not "
         "significantly (verbatim), "
     )
@@ -99,7 +99,7 @@ def test_not_above_the_baseline_is_inconclusive(result: AuditResult) -> None:
 
 def test_nothing_measured(result: AuditResult) -> None:
     empty = replace(result, findings=(), targets=())
-    assert write_headline(empty) == "Nothing was measured on the undefended model."
+    assert write_verdict_headline(empty) == "Nothing was measured on the undefended model."
 
 
 def test_strongest_looks_within_a_setting(result: AuditResult) -> None:
@@ -130,11 +130,13 @@ def with_recall(finding: Finding, *measured: Measurement) -> Finding:
 def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: AuditResult) -> None:
     bare = replace(probe_only, benchmark=replace(probe_only.benchmark, greedy_recall={}))
     probed = "also greedy decoding, extraction probability"
-    assert write_headline(bare).startswith(
+    assert write_verdict_headline(bare).startswith(
         "Undefended: MODERATE. No text is shown to come out; another signal is above its baseline "
         "(extraction probability, mean 31%, white-box)."
     )
-    assert probed in write_headline(with_probe) and "52% verbatim" in write_headline(with_probe)
+    assert probed in write_verdict_headline(
+        with_probe
+    ) and "52% verbatim" in write_verdict_headline(with_probe)
 
 
 def test_a_claim_that_was_seen_to_fail_is_said_aloud(result: AuditResult) -> None:
@@ -147,6 +149,8 @@ def test_a_claim_that_was_seen_to_fail_is_said_aloud(result: AuditResult) -> Non
         return replace(result, findings=(*result.findings, row))
 
     said = "its claim is VIOLATED 38 times in 1,600 queries"
-    assert said in write_headline(checked(38)) and "VIOLATED" not in write_headline(checked(0))
+    assert said in write_verdict_headline(checked(38)) and "VIOLATED" not in write_verdict_headline(
+        checked(0)
+    )
     alone = checked(38)
-    assert said in write_headline(replace(alone, findings=alone.findings[-1:]))
+    assert said in write_verdict_headline(replace(alone, findings=alone.findings[-1:]))

@@ -11,7 +11,7 @@ import pytest
 
 from auditor.cli import run_command_line
 from auditor.core.plan_parts import name_deployed_form
-from auditor.gate.policy import parse_rule
+from auditor.gate.policy import parse_gate_rule
 from auditor.records.result_file import read_result
 from auditor.statistics.metrics import RECALL
 from tests.conftest import check_command, fits_schema, save_tiny
@@ -102,14 +102,14 @@ def test_a_rule_on_forms_fails_a_run_without_any(
 
 
 def test_the_rule_reads_as_it_is_written() -> None:
-    rule = parse_rule("forms <= full + 0.02")
+    rule = parse_gate_rule("forms <= full + 0.02")
     assert (rule.metric, rule.limit, rule.of_forms, rule.is_paired_difference) == (
         RECALL,
         0.02,
         True,
         True,
     )
-    assert str(rule) == "forms <= full + 0.02" and parse_rule("forms<=full").limit == 0
+    assert str(rule) == "forms <= full + 0.02" and parse_gate_rule("forms<=full").limit == 0
 
 
 @pytest.mark.parametrize(

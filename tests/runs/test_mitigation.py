@@ -16,9 +16,9 @@ import pytest
 
 from auditor.benchmarks.data.files import write_kept_data
 from auditor.cli import run_command_line
+from auditor.conclusions.outcomes import read_run_outcomes
 from auditor.core.plan import Plan
 from auditor.defenses.dropped_records import CopyCap, Dedup, DropRecords
-from auditor.gate.decide import read_run
 from auditor.models.shards import read_shard_record_list, record_digests, write_shard_record_list
 from auditor.plugins import registry
 from auditor.runs.mitigation import list_extracted_members
@@ -190,7 +190,7 @@ def test_what_advice_names_is_done_and_audited_again(
     check_command(*command)
     said = capsys.readouterr().out
     assert len(said.splitlines()) <= 25 and "12 records" not in said
-    before, after = read_run(inputs / "run"), read_run(out)
+    before, after = read_run_outcomes(inputs / "run"), read_run_outcomes(out)
     assert before.result.benchmark.digest == after.result.benchmark.digest and set(
         before.outcomes
     ) == set(after.outcomes)
@@ -211,7 +211,7 @@ def test_what_advice_names_is_done_and_audited_again(
 
 
 def test_what_was_extracted_is_dropped(inputs: Path, tmp_path: Path) -> None:
-    found = list_extracted_members(read_run(inputs / "run"))
+    found = list_extracted_members(read_run_outcomes(inputs / "run"))
     assert found
     check_command("mitigate", f"{inputs}/run", "--by", "drop", "-o", tmp_path / "out")
     gone = [TEXTS[int(id.split("-")[1])] for id in found]
@@ -241,8 +241,8 @@ def test_a_command_of_ones_own_trains(inputs: Path, tmp_path: Path, capsys: Said
     check_command(*mitigate, f"{sys.executable} {script} {inputs}/base {{data}} {{out}}")
     assert [row["text"] for row in rows(out / "model" / "seen.jsonl")] == DATA
     assert (
-        read_run(out).result.target("undefended").perplexity
-        != read_run(inputs / "run").result.target("undefended").perplexity
+        read_run_outcomes(out).result.target("undefended").perplexity
+        != read_run_outcomes(inputs / "run").result.target("undefended").perplexity
     )
 
 
@@ -368,7 +368,7 @@ def test_the_lab_trains_by_its_own_recipe(
     check_command("run", "--config", tmp_path / "plan.toml", "-o", run)
     for by in ("early-stop", "cap:4"):
         check_command("mitigate", run, "--by", by)
-    plan = Plan.from_json(read_run(out).result.plan)
+    plan = Plan.from_json(read_run_outcomes(out).result.plan)
     assert (
         plan.target.mitigation["method"] == "early-stop" and plan.target.mitigation["epochs"] == 2
     )

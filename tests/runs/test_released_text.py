@@ -19,7 +19,7 @@ from auditor.benchmarks.data.released_passages import (
     read_released_records,
 )
 from auditor.cli import run_command_line
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.records.result_file import read_result
 from tests.conftest import check_command
@@ -80,7 +80,7 @@ def test_what_was_copied_is_found_and_a_gate_fails(
     assert told["recall"].value * 30 == pytest.approx(10) and told["recall_nonmembers"].value == 0
     assert told["near_verbatim_recall"].value * 30 == pytest.approx(12)
     assert result.findings[0].by_kind["email"].value * 30 == pytest.approx(12)
-    seen = assess_signals(result)
+    seen = assess_leak_signals(result)
     assert "verbatim" in {signal.kind.name for signal in seen.list_shown_signals(UNDEFENDED)}
     # 12 of 30 stand in the text: as the best of three scores, and one of four questions, that is
     # not significant.

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.conclusions.outcomes import ValuesBySecret
+from auditor.conclusions.outcomes import ValuesBySecret, read_run_outcomes
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey
 from auditor.core.plan import Plan
-from auditor.gate.decide import read_run
 from auditor.gate.policy import Required, Rule
 from auditor.records.folder import RunFolder
 from auditor.runs.stopping import StoppingRule
@@ -99,7 +98,7 @@ def guesses(folder: str) -> dict[str, Any]:
 
 
 def numbers(folder: str) -> list[Any]:
-    (finding,) = read_run(Path(folder)).result.findings
+    (finding,) = read_run_outcomes(Path(folder)).result.findings
     return [finding.measurements, finding.stopped, finding.by_kind, finding.curve]
 
 
@@ -111,7 +110,7 @@ def test_a_run_stops_where_the_gate_will_decide(
     assert audit("whole") == 0
     assert audit("early", "--until", "decided", "--gate", str(inputs / "limit.toml")) == 1
     said = capsys.readouterr().out
-    run, whole = read_run(tmp_path / "early"), read_run(tmp_path / "whole")
+    run, whole = read_run_outcomes(tmp_path / "early"), read_run_outcomes(tmp_path / "whole")
     (finding,) = run.result.findings
     assert finding.stopped is not None
     assert finding.stopped.asked in yield_look_sizes(finding.stopped.of)
@@ -141,7 +140,7 @@ def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
     assert (
         audit("held", "--until", "decided", "--gate", str(inputs / "limit.toml"), data="clean") == 0
     )
-    run = read_run(tmp_path / "held")
+    run = read_run_outcomes(tmp_path / "held")
     (finding,) = run.result.findings
     names = {m.name for m in finding.measurements}
     assert {"recall", "recall_nonmembers", "excess_recall", "near_verbatim_recall"} <= names
@@ -158,13 +157,13 @@ def test_intervals_of_what_stopped_are_by_betting_and_what_has_none_is_left_out(
 
 def test_an_interval_as_narrow_as_was_asked(audit: Audit, tmp_path: Path) -> None:
     assert audit("narrow", "--until", "recall ± 12%") == 0
-    (finding,) = read_run(tmp_path / "narrow").result.findings
+    (finding,) = read_run_outcomes(tmp_path / "narrow").result.findings
     recall = finding.measurements[0]
     assert finding.stopped is not None
     assert finding.stopped.why == "until recall ± 12%"
     assert max(recall.value - recall.low, recall.high - recall.value) <= 0.12
     assert audit("all", "--until", "recall +- 0.5%") == 0
-    (finding,) = read_run(tmp_path / "all").result.findings
+    (finding,) = read_run_outcomes(tmp_path / "all").result.findings
     assert finding.stopped is not None
     assert (finding.stopped.asked, finding.stopped.why) == (
         finding.stopped.of,
@@ -193,7 +192,7 @@ def test_a_probe_stops_as_well(
     for size in ("7", "64"):
         until = ["--until", "extraction_probability ± 8%", "--batch-size", size]
         check_command(*command, *until, "-o", size)
-        early.append(read_run(tmp_path / size))
+        early.append(read_run_outcomes(tmp_path / size))
     one, other = early
     (finding,) = one.result.findings
     assert finding.stopped is not None
@@ -201,7 +200,7 @@ def test_a_probe_stops_as_well(
     assert finding.measurements[0].high <= 0.08
     assert [f.stopped for f in other.result.findings] == [finding.stopped]
     row = CellKey("undefended", "white-box", "extraction-probability")
-    whole, asked = read_run(tmp_path / "whole").outcomes[row], one.outcomes[row]
+    whole, asked = read_run_outcomes(tmp_path / "whole").outcomes[row], one.outcomes[row]
     assert set(asked.ids) == set(other.outcomes[row].ids) < set(whole.ids)
     every = whole.values_by_secret("extraction_probability", True)
     for id, value in asked.values_by_secret("extraction_probability", True).items():
@@ -248,7 +247,7 @@ def test_a_baseline_is_paired_with_what_was_asked(
     assert audit("base") == 0
     judged = ["--gate", str(inputs / "worse.toml"), "--baseline", "base"]
     assert audit("new", "--until", "decided", *judged) == 0
-    (finding,) = read_run(tmp_path / "new").result.findings
+    (finding,) = read_run_outcomes(tmp_path / "new").result.findings
     assert finding.stopped is not None
     assert finding.stopped.asked < finding.stopped.of
     assert finding.stopped.why == "until 'recall not worse than baseline by 0.05' was held"

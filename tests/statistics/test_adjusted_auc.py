@@ -12,7 +12,7 @@ import pytest
 from auditor.core.arrays import Bools, Floats
 from auditor.core.result import Finding, Measurement
 from auditor.core.secret_randomness import make_keyed_generator
-from auditor.gate.policy import parse_limits
+from auditor.gate.policy import parse_gate_limits
 from auditor.gate.rule_scope import select_strongest_group
 from auditor.statistics import adjusted_auc, blind_classifier, roc
 from auditor.statistics.metrics import ADJUSTED_AUC
@@ -85,7 +85,7 @@ def test_a_limit_on_membership_is_one_on_the_adjusted_auc_if_the_sides_differ() 
         Measurement(ADJUSTED_AUC, 0.5, 0.4, 0.6, 100, roc.AUC),
     )
     finding = Finding("undefended", "white-box", "membership", {}, (), "", None, "", measured)
-    (limit,) = parse_limits(["membership_auc=0.6"])
+    (limit,) = parse_gate_limits(["membership_auc=0.6"])
     assert select_strongest_group(finding, limit) == limit
     blind = Measurement("blind_auc", 0.8, 0.7, 0.9, 200, roc.AUC)
     unlike = replace(finding, measurements=(*measured, blind))

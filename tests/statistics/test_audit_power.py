@@ -28,7 +28,7 @@ from auditor.statistics.audit_power import (
     find_audit_ceiling,
     find_detectable_epsilon,
 )
-from auditor.statistics.audited import audit_epsilon_bounds, plan_audit
+from auditor.statistics.audited import audit_epsilon_bounds, plan_epsilon_audit
 from auditor.statistics.games import audit_games
 from auditor.statistics.one_run import (
     compute_one_run_p_value,
@@ -190,7 +190,10 @@ def test_many_steps_are_close_to_two_gaussians() -> None:
 def test_the_ceiling_of_what_an_audit_sees() -> None:
     details = {"noise_multiplier": 1.035, "sampling_rate": 0.084, "steps": 48.0}
     claim = Claim({"add_remove": 4.0}, DELTA, "add_remove", "record", None, "", "", details=details)
-    finished, each = plan_audit(1000, DELTA), plan_audit(1000, DELTA, sampling=SAMPLED)
+    finished, each = (
+        plan_epsilon_audit(1000, DELTA),
+        plan_epsilon_audit(1000, DELTA, sampling=SAMPLED),
+    )
     ceilings = [find_audit_ceiling(planned, claim) or 0 for planned in (finished, each)]
     assert ceilings[0] < ceilings[1] < 4 < finished.best
     assert finished.epsilon == 0

@@ -22,7 +22,7 @@ from auditor.statistics.audited import (
     audit_measurements,
     compute_best_provable_epsilon,
     count_needed_canaries,
-    repeat_audit,
+    repeat_epsilon_audit,
 )
 from auditor.statistics.games import epsilon_clopper_pearson
 from auditor.statistics.one_run import epsilon_fdp, epsilon_one_run, list_guess_counts
@@ -219,8 +219,8 @@ def test_the_same_guesses_at_another_level() -> None:
     are its rule's."""
     scores, included = game(601, 1.5)
     for found in audit_epsilon_bounds(scores, included, 1e-5):
-        assert repeat_audit(found, 0.05) == found
-        stricter = repeat_audit(found, 0.02)
+        assert repeat_epsilon_audit(found, 0.05) == found
+        stricter = repeat_epsilon_audit(found, 0.02)
         assert stricter == next(
             a
             for a in audit_epsilon_bounds(scores, included, 1e-5, 0.02)
@@ -235,7 +235,7 @@ def test_independent_games_at_another_level() -> None:
         for table in ((90, 10, 12, 88), (100, 0, 0, 100))
     )
     played = Audited("games", 9.0, 1e-5, 0.05, 200, 200, 178, 9.0, table=(90, 10, 12, 88))
-    again = repeat_audit(played, 0.02)
+    again = repeat_epsilon_audit(played, 0.02)
     assert (again.epsilon, again.best, again.level) == (proved, best, 0.02)
 
 
@@ -247,4 +247,4 @@ def test_what_cannot_have_been_made_is_refused_another_level() -> None:
         replace(found, estimator="games"),
     ):
         with pytest.raises(AuditError, match="expected a bound by one_run, fdp, shape"):
-            repeat_audit(changed, 0.05)
+            repeat_epsilon_audit(changed, 0.05)

@@ -482,7 +482,7 @@ def make_small_study(
         if model
         else {}
     )
-    return reproduce.make_study(paper, plan, scale, given)
+    return reproduce.make_paper_study(paper, plan, scale, given)
 
 
 def grid(paper: papers.Paper, plan: str, scale: str, model: bool = False) -> list[GridPoint]:
@@ -541,7 +541,7 @@ def test_a_scale_without_a_variant_is_not_asked_about_it_and_a_misspelt_variant_
         "short",
         "misspelt",
     ]
-    places = reproduce.make_study(paper, "table", "small", {}).planned_points()
+    places = reproduce.make_paper_study(paper, "table", "small", {}).planned_points()
     with pytest.raises(AuditError, match="shrot"):
         ledger.check_claim_points_are_planned(small[-1], places)
 

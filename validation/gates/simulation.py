@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measurement
-from auditor.gate.decide import judge_rules
+from auditor.gate.decide import judge_gate_rules
 from auditor.gate.policy import Rule
 from auditor.gate.power import count_pair_secrets
 from auditor.gate.rulings import Decision
@@ -159,7 +159,7 @@ def outcome(scenario: GateScenario, rng: Random) -> str:
     rows = scenario.draw(rng)
     new, base = (synthetic([pair[side] for pair in rows]) for side in (0, 1))
     return Decision(
-        "", "", tuple(judge_rules(new.result, scenario.rules, new.outcomes, base))
+        "", "", tuple(judge_gate_rules(new.result, scenario.rules, new.outcomes, base))
     ).verdict
 
 

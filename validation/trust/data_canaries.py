@@ -26,7 +26,7 @@ from auditor.benchmarks.lab.lab_texts import make_fake_texts
 from auditor.benchmarks.lab.real_lab import ANSWER, KINDS
 from auditor.core import threads
 from auditor.core.arrays import Floats
-from auditor.models.weight_changes import regress_change
+from auditor.models.weight_changes import regress_weight_change
 from auditor.privacy.gaussian import find_noise_multiplier
 from auditor.statistics.audit_power import estimate_median_epsilon
 from auditor.statistics.audited import audit_epsilon_bounds
@@ -175,7 +175,7 @@ def score_canaries(adapter: HeadAdapter, canaries: LearntTokens, seed: int) -> l
     after = np.asarray(adapter.compute_nlls(canaries).double())
     base = HeadAdapter(adapter.a.shape[1], len(adapter.b), seed)
     before = np.asarray(base.compute_nlls(canaries).double())
-    by_gradient = regress_change(
+    by_gradient = regress_weight_change(
         [adapter.b], lambda: yield_gradients(adapter, canaries), CANARIES, seed
     )
     return [-after, before - after, by_gradient]

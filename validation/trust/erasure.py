@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from auditor.core.errors import AuditError
-from auditor.erasure.examine import examine_stores
+from auditor.erasure.examine import examine_erased_stores
 from auditor.erasure.records import read_erasure_records
 from tests.erasure.memories import close_memory, open_memory, remember
 from tests.erasure.postgresql import Database, find_programs, serve_postgresql
@@ -263,10 +263,10 @@ def examine_made(
             store = FILLERS[kind](top / "store", rows, deleted)
         records = read_erasure_records(top / "gone.jsonl", top / "kept.jsonl")
         if isinstance(store, str):
-            erasure = examine_stores([store], records, lambda _: None)
+            erasure = examine_erased_stores([store], records, lambda _: None)
             drop_database(store)
         else:
-            erasure = examine_stores([f"{kind}:{store}"], records, lambda _: None)
+            erasure = examine_erased_stores([f"{kind}:{store}"], records, lambda _: None)
     return len(deleted), erasure.n_left, sum(v.verdict == "cannot tell" for v in erasure.verdicts)
 
 

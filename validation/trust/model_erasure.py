@@ -121,7 +121,7 @@ def judge_requests(
         records = read_erasure_records(top / "gone.jsonl", top / "kept.jsonl")
         retrained = HuggingFaceModel(model, tokenizer, "retrained")
         fresh = str(top / "fresh.jsonl")
-        erasure_model.judge_model(retrained, records, fresh, ALTERNATIVES)
+        erasure_model.judge_model_erasure(retrained, records, fresh, ALTERNATIVES)
     said = {}
     for test, values in zip(TESTS, p_values, strict=True):
         said[test] = []

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from auditor.rag.asking import TEMPLATE, ask_all
+from auditor.rag.asking import TEMPLATE, ask_rag_questions
 from auditor.rag.documents import read_rag_documents
 from auditor.rag.layers import LEAKS, RagJudge
 from auditor.rag.system import RagSystem
@@ -69,7 +69,7 @@ def audit_store(seed: int, n_users: int, twins: bool) -> tuple[bool, bool]:
         corpus = read_rag_documents(str(path), seed)
     store = SealedStore()
     system = RagSystem("store", store.ask, store.index)
-    exchanges = ask_all(corpus, system, None, TEMPLATE, 0, seed, lambda *_: None)
+    exchanges = ask_rag_questions(corpus, system, None, TEMPLATE, 0, seed, lambda *_: None)
     verdict = RagJudge(corpus, exchanges, seed).judge_membership()
     excludes = bool(verdict.measurements) and verdict.measurements[0].low > 0.5
     return verdict.verdict == LEAKS, excludes

@@ -31,7 +31,7 @@ from auditor.benchmarks.lab.lab import Lab
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
 from auditor.benchmarks.lab.lab_texts import PRIVATE_KINDS, make_fake_texts
 from auditor.benchmarks.lab.real_lab import RealLab, RealLabRecipe
-from auditor.conclusions.signals import assess_signals
+from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult
 from auditor.core.secret_randomness import CHANNELS, make_keyed_generator
@@ -152,7 +152,7 @@ def main(
             result, scores = simulated(of_private, seed + i + int(1e6 * of_private))
             seen = {
                 signal.kind.short
-                for signal in assess_signals(result).list_shown_signals(UNDEFENDED)
+                for signal in assess_leak_signals(result).list_shown_signals(UNDEFENDED)
             } & set(SIGNALS)
             auc = roc.estimate_auc("", *scores["ours"])
             told = {"any": bool(seen), "alone": not auc.low <= 0.5 <= auc.high}

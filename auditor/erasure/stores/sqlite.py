@@ -16,7 +16,7 @@ from auditor.core.errors import AuditError
 from auditor.erasure.layers import Layer, PartlyReadError, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import TEXT, VECTORS, WORDS
-from auditor.erasure.word_index import list_words, rebuild_texts
+from auditor.erasure.word_index import list_index_words, rebuild_index_texts
 
 _MAGIC = b"SQLite format 3\0"
 _AT_ONCE = 2_000  # rows
@@ -221,7 +221,9 @@ def read_segments(path: Path, index: str) -> Iterator[Piece]:
     """Yield the words of an FTS5 index's segments, also of rows that were deleted from it."""
     question = f"SELECT id, block FROM {quote(f'{index}_data')}"
     with _open_database(path) as database:
-        yield from _read_words(database, index, lambda: list_words(database.execute(question)))
+        yield from _read_words(
+            database, index, lambda: list_index_words(database.execute(question))
+        )
 
 
 def _read_words(
@@ -263,7 +265,7 @@ def read_trigrams(path: Path, index: str, sql: str) -> Iterator[Piece]:
         if size > _MOST_TRIGRAMS:
             limit = f"{_MOST_TRIGRAMS / 2**20:.0f} MiB"
             raise PartlyReadError(f"its trigrams take {size / 2**20:,.0f} MiB, more than {limit}")
-        texts = rebuild_texts(database.execute(f"SELECT id, block FROM {data} ORDER BY id"))
+        texts = rebuild_index_texts(database.execute(f"SELECT id, block FROM {data} ORDER BY id"))
         while batch := list(itertools.islice(texts, _AT_ONCE)):
             yield Piece(f"trigrams of {index}", batch)
 
