@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,6 +200,12 @@ class TrainerCheckpoint:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._last_save = time.monotonic()
+
+    def save_when_due(self, seconds: float, build_state: Callable[[], dict[str, Any]]) -> None:
+        """Save the state that `build_state` returns, if the last save is so many seconds ago."""
+        if time.monotonic() - self._last_save >= seconds:
+            self.save(build_state())
 
     def save(self, state: dict[str, Any]) -> None:
         """Save tensors, numbers, text and containers of them. Raise AuditError on failure."""
@@ -212,6 +219,7 @@ class TrainerCheckpoint:
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
                 raise
+        self._last_save = time.monotonic()
 
     def load(self, device: Any = "cpu") -> dict[str, Any] | None:
         """Load the last saved state to a device. Raise AuditError if the file is unreadable.

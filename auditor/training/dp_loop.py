@@ -13,8 +13,7 @@ other records computed with it.
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -212,51 +211,27 @@ def fit_privately(
     watch = CanaryWatch(canaries, list(parameters.values()), len(examples), *mechanism)
     expected_units = sampler.size * sampler.rate
     clipping.check_gradient_clipping(list(parameters.values()), recipe.clip, expected_units)
-    trained = PrivateModel(0, False, watch=watch)
     if shares is None:
         example_shares = torch.ones(len(examples))
     else:
         example_shares = torch.tensor(shares)
     # A canary is clipped to all of C: the most that a unit may add.
     unit_shares = torch.cat([example_shares, torch.ones(canaries.count)])
-    scale = _handle_empty_batches(noise_scale)
+    trained = PrivateModel(0, False, watch=watch)
     with wrap_checked_model(model, recipe.ghost, examples, pad) as wrapped:
-        optimizer = _make_dp_optimizer(list(parameters.values()), recipe)
-        state = None
+        batches = _ClippedBatches(
+            wrapped, examples, pad, unit_shares, _make_dp_optimizer(parameters, recipe), watch
+        )
+        training = _PrivateTraining(
+            batches, parameters, sampler, recipe, _handle_empty_batches(noise_scale), trained
+        )
         if checkpoint is not None:
-            state = checkpoint.load()
-        if state is not None:
-            _restore_training(state, sampler, parameters, optimizer, trained)
-        elif checkpoint is not None:
-            # Save the key before it is used.
-            checkpoint.save(_collect_training_state(sampler, parameters, optimizer, trained))
-        last_save = time.monotonic()
+            training.restore_or_save_key(checkpoint)
         while trained.steps < recipe.steps:
-            units = watch.drop_excluded_canaries(sampler.draw_batch_units(trained.steps))
-            if scale is None:
-                optimizer.noise_scale = 1.0
-            else:
-                optimizer.noise_scale = scale(units)
-            optimizer.stream = NoiseStream(sampler.key, trained.steps)
-            loss = _add_batch_gradients(
-                wrapped,
-                optimizer,
-                units.tolist(),
-                examples,
-                unit_shares,
-                recipe,
-                pad,
-                watch,
-            )
-            optimizer.take_noisy_step(
-                partial(watch.score_release, recipe.expected_batch, units, scale)
-            )
+            loss = training.take_step()
             check_weights_finite(parameters.values(), checkpoint)
-            trained.steps += 1
-            trained.noise_scales.append(optimizer.noise_scale)
-            if checkpoint is not None and time.monotonic() - last_save >= seconds_between:
-                checkpoint.save(_collect_training_state(sampler, parameters, optimizer, trained))
-                last_save = time.monotonic()
+            if checkpoint is not None:
+                checkpoint.save_when_due(seconds_between, training.state)
             progress(trained.steps, loss)
     trained.moved = _digest_parameters(parameters) != initial_digest
     return trained
@@ -289,13 +264,15 @@ def _check_sampler(sampler: Any, n_examples: int, n_canaries: int) -> None:
         )
 
 
-def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) -> ScaledOptimizer:
+def _make_dp_optimizer(
+    parameters: Mapping[str, nn.Parameter], recipe: PrivateRecipe
+) -> ScaledOptimizer:
     if recipe.optimizer == "adam":
         kind: Any = torch.optim.Adam
     else:
         kind = torch.optim.SGD
     return ScaledOptimizer(
-        kind(parameters, lr=recipe.learning_rate),
+        kind(parameters.values(), lr=recipe.learning_rate),
         noise_multiplier=recipe.noise_multiplier,
         max_grad_norm=recipe.clip,
         expected_batch_size=recipe.expected_batch,
@@ -303,117 +280,144 @@ def _make_dp_optimizer(parameters: list[nn.Parameter], recipe: PrivateRecipe) ->
     )
 
 
-# --- one batch -----------------------------------------------------------------------------------
+@dataclass
+class _ClippedBatches:
+    """Sums of the clipped gradients of batches, in the optimizer.
 
-
-def _add_batch_gradients(
-    wrapped: Any,
-    optimizer: ScaledOptimizer,
-    units: Sequence[int],
-    examples: Sequence[Tokens],
-    shares: Tensor,
-    recipe: PrivateRecipe,
-    pad: int,
-    watch: CanaryWatch,
-) -> float:
-    """Add the clipped gradients of these units, one physical batch at a time.
-
-    Units numbered after the examples are canaries. Return the mean loss of the records, or NaN if
-    there are none.
+    Attributes:
+        model: the model with per-sample gradients.
+        shares: for each example, then for each canary, the fraction of the clipping norm, (units,).
     """
-    total_loss = 0.0
-    device = optimizer.params[0].device
-    # Batches of equal lengths need less padding.
-    order = sorted(units, key=lambda i: len(examples[i]) if i < len(examples) else 0)
-    for start in range(0, len(order), recipe.physical_batch):
-        part = order[start : start + recipe.physical_batch]
-        records = [i for i in part if i < len(examples)]
-        canaries = [i for i in part if i >= len(examples)]
-        # In the order of the rows: `append_canary_gradients` appends canaries at the end.
-        part_shares = shares[records + canaries].to(device)
-        losses = torch.zeros(0, device=device)
-        if records:
-            tokens, labels = pad_examples([examples[i] for i in records], pad, device)
-            losses = compute_padded_record_nlls(wrapped, tokens, labels)
-            # Of a mean, Opacus would return each record's gradient divided by the batch.
-            losses.sum().backward()
-        numbers = [i - len(examples) for i in canaries]
-        if isinstance(wrapped, PerSampleGradientHook):
-            for i in range(len(records)):
-                wrapped.compute_record_gradient(i)
-                _add_clipped_gradients(optimizer, 1, part_shares[i : i + 1], watch, [])
-            for i, number in enumerate(numbers, len(records)):
-                _add_clipped_gradients(optimizer, 0, part_shares[i : i + 1], watch, [number])
-            wrapped.drop_backprops()
+
+    model: Any
+    examples: Sequence[Tokens]
+    pad: int
+    shares: Tensor
+    optimizer: ScaledOptimizer
+    watch: CanaryWatch
+
+    def add_gradients(self, units: Sequence[int], physical_batch: int) -> float:
+        """Add the clipped gradients of these units, one physical batch at a time.
+
+        Units numbered after the examples are canaries. Return the mean loss of the records, or NaN
+        if there are none.
+        """
+        examples = self.examples
+        total_loss = 0.0
+        device = self.optimizer.params[0].device
+        # Batches of equal lengths need less padding.
+        order = sorted(units, key=lambda i: len(examples[i]) if i < len(examples) else 0)
+        for start in range(0, len(order), physical_batch):
+            part = order[start : start + physical_batch]
+            records = [i for i in part if i < len(examples)]
+            canaries = [i for i in part if i >= len(examples)]
+            # In the order of the rows: `append_canary_gradients` appends canaries at the end.
+            part_shares = self.shares[records + canaries].to(device)
+            losses = torch.zeros(0, device=device)
+            if records:
+                tokens, labels = pad_examples([examples[i] for i in records], self.pad, device)
+                losses = compute_padded_record_nlls(self.model, tokens, labels)
+                # Of a mean, Opacus would return each record's gradient divided by the batch.
+                losses.sum().backward()
+            numbers = [i - len(examples) for i in canaries]
+            if isinstance(self.model, PerSampleGradientHook):
+                for i in range(len(records)):
+                    self.model.compute_record_gradient(i)
+                    self._clip_and_add(1, part_shares[i : i + 1], [])
+                for i, number in enumerate(numbers, len(records)):
+                    self._clip_and_add(0, part_shares[i : i + 1], [number])
+                self.model.drop_backprops()
+            else:
+                self._clip_and_add(len(losses), part_shares, numbers)
+            total_loss += float(losses.detach().sum())
+        n_records = sum(i < len(examples) for i in units)
+        if n_records:
+            return total_loss / n_records
+        return float("nan")
+
+    def _clip_and_add(self, n_records: int, shares: Tensor, canaries: Sequence[int]) -> None:
+        """Clip and add the per-sample gradients of a backward pass, then those of the canaries.
+
+        `n_records` is the number of records in the backward pass; `shares` is (n_records,).
+        """
+        self.watch.append_canary_gradients(canaries)
+        # Read before `add_clipped_samples`, which frees the samples.
+        record_gradients = self.watch.read_record_gradients(n_records)
+        factors = self.optimizer.add_clipped_samples(shares)[:n_records].double().cpu()
+        self.watch.add_known_sums(factors @ record_gradients)
+
+
+@dataclass
+class _PrivateTraining:
+    """Private training in progress.
+
+    Attributes:
+        noise_scale: maps the units of a batch to the factor on its noise; None for a factor of 1.
+        trained: result of the steps so far.
+    """
+
+    batches: _ClippedBatches
+    parameters: Mapping[str, nn.Parameter]
+    sampler: PoissonSampler
+    recipe: PrivateRecipe
+    noise_scale: NoiseScale | None
+    trained: PrivateModel
+
+    def take_step(self) -> float:
+        """Draw a batch and take one step. Return the mean loss of the batch's records."""
+        optimizer = self.batches.optimizer
+        watch = self.batches.watch
+        recipe = self.recipe
+        step = self.trained.steps
+        units = watch.drop_excluded_canaries(self.sampler.draw_batch_units(step))
+        if self.noise_scale is None:
+            optimizer.noise_scale = 1.0
         else:
-            _add_clipped_gradients(optimizer, len(losses), part_shares, watch, numbers)
-        total_loss += float(losses.detach().sum())
-    n_records = sum(i < len(examples) for i in units)
-    if n_records:
-        return total_loss / n_records
-    return float("nan")
-
-
-def _add_clipped_gradients(
-    optimizer: ScaledOptimizer,
-    n_records: int,
-    shares: Tensor,
-    watch: CanaryWatch,
-    canaries: Sequence[int],
-) -> None:
-    """Clip and add the per-sample gradients of a backward pass, then those of the canaries.
-
-    `n_records` is the number of records in the backward pass; `shares` is (n_records,).
-    """
-    watch.append_canary_gradients(canaries)
-    # Read before `add_clipped_samples`, which frees the samples.
-    record_gradients = watch.read_record_gradients(n_records)
-    factors = optimizer.add_clipped_samples(shares)[:n_records].double().cpu()
-    watch.add_known_sums(factors @ record_gradients)
-
-
-# --- checkpoints ---------------------------------------------------------------------------------
-
-
-def _collect_training_state(
-    sampler: PoissonSampler,
-    parameters: dict[str, nn.Parameter],
-    optimizer: ScaledOptimizer,
-    trained: PrivateModel,
-) -> dict[str, Any]:
-    return {
-        "key": sampler.key,
-        "steps": trained.steps,
-        "noise_scales": trained.noise_scales,
-        "parameters": {name: p.detach() for name, p in parameters.items()},
-        "optimizer": optimizer.state_dict(),
-        "canaries": trained.watch.state(),
-    }
-
-
-def _restore_training(
-    state: dict[str, Any],
-    sampler: PoissonSampler,
-    parameters: dict[str, nn.Parameter],
-    optimizer: ScaledOptimizer,
-    trained: PrivateModel,
-) -> None:
-    """Restore the steps, weights and optimizer moments from `state`, the contents of one file."""
-    if state["key"] != sampler.key:
-        raise AuditError(
-            "expected the checkpoint of this training, got one whose noise has another key",
+            optimizer.noise_scale = self.noise_scale(units)
+        optimizer.stream = NoiseStream(self.sampler.key, step)
+        loss = self.batches.add_gradients(units.tolist(), recipe.physical_batch)
+        optimizer.take_noisy_step(
+            partial(watch.score_release, recipe.expected_batch, units, self.noise_scale)
         )
-    with torch.no_grad():
-        for name, p in parameters.items():
-            p.copy_(state["parameters"][name])
-    optimizer.load_state_dict(state["optimizer"])
-    trained.steps = state["steps"]
-    trained.noise_scales = list(state["noise_scales"])
-    if trained.watch.canary_count:
-        trained.watch.restore(state["canaries"])
+        self.trained.steps += 1
+        self.trained.noise_scales.append(optimizer.noise_scale)
+        return loss
+
+    def restore_or_save_key(self, checkpoint: TrainerCheckpoint) -> None:
+        """Continue from the checkpoint; without a state in it, save the key before it is used."""
+        state = checkpoint.load()
+        if state is None:
+            checkpoint.save(self.state())
+        else:
+            self._restore(state)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "key": self.sampler.key,
+            "steps": self.trained.steps,
+            "noise_scales": self.trained.noise_scales,
+            "parameters": {name: p.detach() for name, p in self.parameters.items()},
+            "optimizer": self.batches.optimizer.state_dict(),
+            "canaries": self.trained.watch.state(),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Restore the steps, weights and optimizer moments from the contents of one file."""
+        if state["key"] != self.sampler.key:
+            raise AuditError(
+                "expected the checkpoint of this training, got one whose noise has another key",
+            )
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                p.copy_(state["parameters"][name])
+        self.batches.optimizer.load_state_dict(state["optimizer"])
+        self.trained.steps = state["steps"]
+        self.trained.noise_scales = list(state["noise_scales"])
+        if self.trained.watch.canary_count:
+            self.trained.watch.restore(state["canaries"])
 
 
-def _digest_parameters(parameters: dict[str, nn.Parameter]) -> str:
+def _digest_parameters(parameters: Mapping[str, nn.Parameter]) -> str:
     digest = hashlib.sha256()
     for name, p in parameters.items():
         digest.update(name.encode())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -133,6 +133,17 @@ class _MemberTraining:
         parameters = list_trainable_parameters(self.model)
         self.fitting = StepwiseFineTuning(parameters, member.sequences, course, order)
 
+    def restore(self, states: dict[str, Any]) -> int:
+        """Continue from this member's state, and return the number of steps in it; 0 without one.
+
+        States are keyed by folder name.
+        """
+        state = states.pop(self.member.folder.name, None)
+        if state is None:
+            return 0
+        self.fitting.restore(state)
+        return self.fitting.epochs * self.fitting.steps_per_epoch + self.fitting.steps
+
     def write_member(self) -> None:
         with disk.create_atomically(self.member.folder) as folder:
             self.model.save_pretrained(str(folder))
@@ -182,32 +193,18 @@ def train_private_members(
     max_count = min(together or default_count, len(pending))
     compute_losses, max_count = _choose_losses(base, adapter, max_count, required=together > 0)
     cast_frozen_linear_weights(base.requires_grad_(False), half)
-    if checkpoint is None:
-        states = {}
-    else:
+    states = {}
+    if checkpoint is not None:
         states = checkpoint.load() or {}
-    last_save = time.monotonic()
     active = list[_MemberTraining]()
     while pending or active:
         while pending and len(active) < max_count:
-            training = _MemberTraining(pending.pop(0), base, adapter, course)
-            active.append(training)
-            state = states.pop(training.member.folder.name, None)
-            if state is not None:
-                fitting = training.fitting
-                fitting.restore(state)
-                steps_done += fitting.epochs * fitting.steps_per_epoch + fitting.steps
+            active.append(_MemberTraining(pending.pop(0), base, adapter, course))
+            steps_done += active[-1].restore(states)
         # A member with an empty shard is finished before its first step.
         unfinished = [training for training in active if not training.fitting.is_finished]
         if unfinished:
-            batches = [training.fitting.get_next_batch().to(base.device) for training in unfinished]
-            with torch.autocast(base.device.type, dtype=half, enabled=half is not None):
-                losses = compute_losses([training.model for training in unfinished], batches)
-            # No adapter reads another's rows, so the gradient of the sum is, for each adapter, the
-            # gradient of its loss.
-            losses.sum().backward()
-            for training in unfinished:
-                training.fitting.step()
+            _take_joint_step(unfinished, compute_losses, base.device, half)
             steps_done += len(unfinished)
             stepped(steps_done, total_steps)
         at_epoch_end = [training for training in active if training.fitting.steps == 0]
@@ -217,13 +214,31 @@ def train_private_members(
                 active.remove(training)
                 training.write_member()
                 on_written(training.member)
-        if checkpoint is not None and time.monotonic() - last_save >= seconds_between:
-            # Finished members need no state: their folders exist.
-            checkpoint.save(
-                {training.member.folder.name: training.fitting.state() for training in active},
-            )
-            last_save = time.monotonic()
+        if checkpoint is not None:
+            checkpoint.save_when_due(seconds_between, partial(_collect_states, active))
     return max_count
+
+
+def _take_joint_step(
+    trainings: Sequence[_MemberTraining],
+    compute_losses: Callable[..., torch.Tensor],
+    device: torch.device,
+    half: torch.dtype | None,
+) -> None:
+    """Take one step of each of these trainings, after a forward pass that reads all batches."""
+    batches = [training.fitting.get_next_batch().to(device) for training in trainings]
+    with torch.autocast(device.type, dtype=half, enabled=half is not None):
+        losses = compute_losses([training.model for training in trainings], batches)
+    # No adapter reads another's rows, so the gradient of the sum is, for each adapter, the gradient
+    # of its loss.
+    losses.sum().backward()
+    for training in trainings:
+        training.fitting.step()
+
+
+def _collect_states(active: Sequence[_MemberTraining]) -> dict[str, Any]:
+    """Return the states of members in progress; finished members need none: they have folders."""
+    return {training.member.folder.name: training.fitting.state() for training in active}
 
 
 def _choose_losses(
