@@ -88,9 +88,7 @@ class FinishedRun:
         from auditor.runs import gate_inputs
 
         limits = _build_policy(rules)
-        return gate_inputs.judge_run_by_policy(
-            self.folder, limits, None if base is None else base.run
-        )
+        return gate_inputs.judge_gated_run(self.folder, limits, None if base is None else base.run)
 
     def report(
         self,

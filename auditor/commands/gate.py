@@ -222,9 +222,9 @@ def print_run_judgement(
     from auditor.runs import gate_inputs
 
     with console.open_progress_terminal() as reporter, reporter.transient_progress_bar():
-        # The flags have the same names as the arguments of `judge_run_by_policy`.
+        # The flags have the same names as the arguments of `judge_gated_run`.
         judged_rows = {**vars(scope or GateScopeFlags()), "attested": attested}
-        decision = gate_inputs.judge_run_by_policy(
+        decision = gate_inputs.judge_gated_run(
             folder, policy, baseline, progress=reporter.progress, **judged_rows
         )
     from auditor.reports import decision as reports

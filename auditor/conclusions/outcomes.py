@@ -20,13 +20,13 @@ from auditor.core.arrays import Bools, Floats, Ints, Strings
 from auditor.core.nouns import CellKey, Secret
 from auditor.core.result import AuditResult, Measurement
 from auditor.core.secret_table import STRINGS, build_secret_table
+from auditor.records import result_file
 from auditor.records.attacked_secrets import (
     NOT_KEPT,
     AnsweredSecretIds,
     read_answered_secret_ids,
 )
 from auditor.records.manifest import NO_EDITS, FolderEdits, find_folder_edits
-from auditor.records.result_file import read_result
 from auditor.records.table import (
     MEASURED,
     TABLE,
@@ -332,7 +332,7 @@ class RunOutcomes:
 
 def read_run_outcomes(folder: Path) -> RunOutcomes:
     """Read a finished run from its folder. Raise AuditError if the folder holds no finished run."""
-    result = read_result(folder)
+    result = result_file.read_result(folder)
     rows = read_secret_values(folder)
     for finding in result.findings:
         cell = finding.cell_key

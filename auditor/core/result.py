@@ -416,10 +416,6 @@ class RecordCounts:
     by_copies: dict[str, int] = field(default_factory=dict)
 
     @property
-    def usable(self) -> int:
-        return self.given - sum(self.left_out.values())
-
-    @property
     def askable(self) -> int:
         """Number of distinct records that could be attacked.
 

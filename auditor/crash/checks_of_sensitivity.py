@@ -17,7 +17,7 @@ from auditor.crash.reaches import (
     estimate_tensor_reaches,
     is_clipping_per_tensor,
     rank_training_norms,
-    weigh_records_for_reach,
+    weigh_reached_records,
 )
 from auditor.crash.training_specimen import RECORDS, SPECIMENS
 from auditor.crash.verdicts import (
@@ -94,7 +94,7 @@ def estimate_noise_multiplier_interval(runs: WatchedTrainings) -> tuple[float, f
     weighted = []
     for step in steps:
         weighted.append(
-            (step, *weigh_records_for_reach(step.gram, np.ones(len(step.gram), np.bool_)))
+            (step, *weigh_reached_records(step.gram, np.ones(len(step.gram), np.bool_)))
         )
     grid = np.unique(np.quantile(norms, _CLIPPING_QUANTILES))
     fits = _fit_bounds_above_clipping_norms(weighted, grid)

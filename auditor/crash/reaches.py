@@ -44,7 +44,7 @@ def estimate_mean_reach(
         chosen = choose(step)
         if not chosen.any():
             continue
-        weights, deviation = weigh_records_for_reach(step.gram, chosen)
+        weights, deviation = weigh_reached_records(step.gram, chosen)
         if deviation > 0:
             reach = float(weights @ step.reaches[chosen])
             sums.append((float(weights.sum()) / deviation, reach / deviation))
@@ -65,7 +65,7 @@ def _average_reach_sums(sums: Sequence[tuple[float, float]]) -> Estimate | None:
     return reach / weight, math.sqrt(len(sums)) / weight
 
 
-def weigh_records_for_reach(gram: Floats, chosen: Bools) -> tuple[Floats, float]:
+def weigh_reached_records(gram: Floats, chosen: Bools) -> tuple[Floats, float]:
     """Return the weights that make the chosen records' mean reach most precise.
 
     Weights are at least 0. gram: (records, records) Gram matrix of the unit gradients, which is the

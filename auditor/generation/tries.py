@@ -93,10 +93,6 @@ class Trie:
     largest: int  # token id
 
     @property
-    def leaf_count(self) -> int:
-        return int(self.levels[0].leaves[0])
-
-    @property
     def inner_node_count(self) -> int:
         """Number of inner nodes, which is the cost of a complete search."""
         return int(self.levels[0].nodes[0])

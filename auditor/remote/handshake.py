@@ -103,7 +103,7 @@ def _list_scoring_dialects(dialect: ServerDialect, context: Tokens) -> Iterator[
         yield replace(dialect, scored="forced", drawable=context[-1])
 
 
-def shake_hands_with_server(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
+def open_server_handshake(wire: ServerConnection, model: str, tokenizer: Any) -> Handshake:
     """Test the server with a few requests and return the results.
 
     Raise AuditError if the server does not have this model or cannot draw samples.

@@ -24,7 +24,7 @@ from auditor.models.rows import Completions
 from auditor.remote import withheld_answers
 from auditor.remote.cached_queries import CachedServerQueries
 from auditor.remote.connection import ServerConnection, ServerTokenBudget
-from auditor.remote.handshake import Handshake, shake_hands_with_server
+from auditor.remote.handshake import Handshake, open_server_handshake
 from auditor.remote.server_dialect import WrittenAnswer
 from auditor.remote.token_text import TokenTextCodec
 
@@ -39,7 +39,7 @@ class RemoteModel(LanguageModel):
 
     def __init__(self, wire: ServerConnection, model: str, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.handshake: Handshake = shake_hands_with_server(wire, model, tokenizer)
+        self.handshake: Handshake = open_server_handshake(wire, model, tokenizer)
         self.dialect = self.handshake.dialect
         self.name = f"openai:{model}"
         self.capabilities = self.handshake.capabilities

@@ -32,7 +32,7 @@ from auditor.runs import plan_weights
 Said = Callable[[str, int, int], None]
 
 
-def judge_run_by_policy(
+def judge_gated_run(
     folder: Path,
     policy: Policy,
     baseline: RunOutcomes | None = None,

@@ -195,10 +195,6 @@ class SiteModels:
         return name if self.recipe is None else str(train(self.lab))
 
     @property
-    def run_identity(self) -> str:
-        return "" if self.folder is None else self.folder.identity
-
-    @property
     def model_place(self) -> str:
         """Folder, hub id or address of the attacked model."""
         return str(
@@ -423,7 +419,7 @@ class SiteModels:
             self.loading,
             target.base_url,
             target.tokenizer,
-            self.run_identity,
+            _identify_run(self.folder),
             target.max_tokens_total,
         )
 
@@ -475,7 +471,7 @@ class SiteModels:
             self.loading.for_companion_model(),
             None,
             tokenizer,
-            self.run_identity,
+            _identify_run(self.folder),
             self.plan.target.max_tokens_total,
         )
 
@@ -508,6 +504,10 @@ class SiteModels:
         if not is_fresh:  # the cached model of an earlier run of the sweep
             provider.prepare_for_next_run(loaded, model)
         return loaded
+
+
+def _identify_run(folder: RunFolder | None) -> str:
+    return "" if folder is None else folder.identity
 
 
 def resolve_attacked_provider(target: TargetPlan, loading: LoadingOptions) -> Provider:

@@ -286,7 +286,7 @@ def _build_methods(site: Site) -> list[Attack | Probe]:
         site.objects,
     )
     if plan.samples is not None and not any(method.draws_samples for method in methods):
-        names = ", ".join(method.name for method in methods)
+        names = ", ".join(dict.fromkeys(plan.attack))
         raise AuditError(f"expected an attack that draws samples with --samples, got {names}")
     refuse_unused_options("-A", plan.attack_options, _list_plugin_options(methods))
     _note_options_without_distributions(site, methods)

@@ -226,7 +226,7 @@ def fit_privately(
             batches, parameters, sampler, recipe, _handle_empty_batches(noise_scale), trained
         )
         if checkpoint is not None:
-            training.restore_or_save_key(checkpoint)
+            training.resume(checkpoint)
         while trained.steps < recipe.steps:
             loss = training.take_step()
             check_weights_finite(parameters.values(), checkpoint)
@@ -323,19 +323,19 @@ class _ClippedBatches:
             if isinstance(self.model, PerSampleGradientHook):
                 for i in range(len(records)):
                     self.model.compute_record_gradient(i)
-                    self._clip_and_add(1, part_shares[i : i + 1], [])
+                    self._add_clipped(1, part_shares[i : i + 1], [])
                 for i, number in enumerate(numbers, len(records)):
-                    self._clip_and_add(0, part_shares[i : i + 1], [number])
+                    self._add_clipped(0, part_shares[i : i + 1], [number])
                 self.model.drop_backprops()
             else:
-                self._clip_and_add(len(losses), part_shares, numbers)
+                self._add_clipped(len(losses), part_shares, numbers)
             total_loss += float(losses.detach().sum())
         n_records = sum(i < len(examples) for i in units)
         if n_records:
             return total_loss / n_records
         return float("nan")
 
-    def _clip_and_add(self, n_records: int, shares: Tensor, canaries: Sequence[int]) -> None:
+    def _add_clipped(self, n_records: int, shares: Tensor, canaries: Sequence[int]) -> None:
         """Clip and add the per-sample gradients of a backward pass, then those of the canaries.
 
         `n_records` is the number of records in the backward pass; `shares` is (n_records,).
@@ -383,7 +383,7 @@ class _PrivateTraining:
         self.trained.noise_scales.append(optimizer.noise_scale)
         return loss
 
-    def restore_or_save_key(self, checkpoint: TrainerCheckpoint) -> None:
+    def resume(self, checkpoint: TrainerCheckpoint) -> None:
         """Continue from the checkpoint; without a state in it, save the key before it is used."""
         state = checkpoint.load()
         if state is None:

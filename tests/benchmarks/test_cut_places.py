@@ -191,7 +191,7 @@ def test_nonmembers_are_matched_by_length_beyond_chance_only() -> None:
     ) == 100
     assert "100 of 140 rows stay" in matched.notes[0] and not doubts
     counts = matched.count_records({}, 0, len(matched.records), matched.records)
-    assert (counts.given, counts.usable, counts.audited, counts.copies) == (140, 140, 100, 0)
+    assert (counts.given, counts.left_out, counts.audited, counts.copies) == (140, {}, 100, 0)
     assert counts.not_attacked == {"more of its length than among the members": 40}
     unlike = records([10] * 95 + [50] * 5)
     unmatched, doubts = match_nonmember_lengths(unlike, members, split)

@@ -913,22 +913,18 @@ def test_every_row_is_counted_once_with_the_rule_that_left_it_out(tmp_path: Path
     others = write(tmp_path / "n.jsonl", [*codes(6, start=10), *codes(1, start=10)])
     counts = build(data, known=known, nonmembers=others, limit=3).record_counts
     members, nonmembers = counts["members"], counts["nonmembers"]
-    assert (members.given, members.usable, members.copies, members.audited) == (15, 14, 2, 3)
+    assert (members.given, members.copies, members.audited) == (15, 2, 3)
     assert members.left_out == {"prefix or suffix is empty": 1}
     assert members.not_attacked == {
         "known to the attacker as auxiliary data": 3,
         "beyond --limit": 6,
     }
-    assert (nonmembers.given, nonmembers.usable, nonmembers.copies, nonmembers.audited) == (
-        7,
-        4,
-        0,
-        3,
-    )
+    assert (nonmembers.given, nonmembers.copies, nonmembers.audited) == (7, 0, 3)
     assert nonmembers.left_out == {"identical to a member or an auxiliary record": 3}
     assert nonmembers.not_attacked == {"beyond --limit": 1}
     for side in counts.values():
-        assert side.usable == side.audited + side.copies + sum(side.not_attacked.values())
+        unaudited = sum(side.left_out.values()) + sum(side.not_attacked.values())
+        assert side.given == side.audited + side.copies + unaudited
 
 
 LINES = [

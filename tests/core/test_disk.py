@@ -100,7 +100,7 @@ def test_a_kept_trie_is_what_was_built(tmp_path: Path, careless: None) -> None:
     made = build_trie(CanarySpace("{digits:2}"), Digits())
     _save_trie(tmp_path / "tries" / "trie.npz", made)
     held = _load_trie(tmp_path / "tries" / "trie.npz")
-    assert (held.head, held.largest, held.leaf_count) == (made.head, made.largest, 100)
+    assert (held.head, held.largest, held.levels[0].leaves[0]) == (made.head, made.largest, 100)
     assert all(
         torch.equal(one.leaf_token, two.leaf_token)
         for one, two in zip(held.levels, made.levels, strict=True)

@@ -16,7 +16,7 @@ from auditor.core.result import AuditResult, BenchmarkRecord
 from auditor.gate.deployed import compare_deployed_files
 from auditor.gate.policy import Policy, Required, Rule, read_gate_policy
 from auditor.records import file_digests
-from auditor.runs.gate_inputs import judge_run_by_policy
+from auditor.runs.gate_inputs import judge_gated_run
 from tests.conftest import check_command
 from tests.gate.finished_runs import edit, finished, model
 
@@ -92,12 +92,12 @@ def test_a_policy_may_require_that_the_model_is_here(tmp_path: Path) -> None:
     lies = model(tmp_path / "model")
     run, lab = finished(tmp_path / "run", model=lies), finished(tmp_path / "lab")
     policy = Policy((Rule("recall", 0.05),), require=Required(model_here=True))
-    assert judge_run_by_policy(run, policy).exit_code == 0
-    assert judge_run_by_policy(lab, policy).exit_code == 1  # nobody deploys it
+    assert judge_gated_run(run, policy).exit_code == 0
+    assert judge_gated_run(lab, policy).exit_code == 1  # nobody deploys it
     shutil.rmtree(lies)
-    decision = judge_run_by_policy(run, policy)
+    decision = judge_gated_run(run, policy)
     assert decision.exit_code == 1 and "not on this machine" in decision.rulings[0].reason
-    assert judge_run_by_policy(run, Policy(policy.rules)).exit_code == 0
+    assert judge_gated_run(run, Policy(policy.rules)).exit_code == 0
 
 
 @pytest.mark.parametrize(("days", "code"), [(6.9, 0), (7.1, 1), (-1, 1)])

@@ -109,7 +109,7 @@ def test_counts_equal_brute_force(tokenizer: str, space: CanarySpace) -> None:
         assert least <= at_most <= most
         exact += least == most
     assert exact >= len(texts) - 2
-    assert tree.leaf_count == space.size == len(nll)
+    assert tree.levels[0].leaves[0] == space.size == len(nll)
 
 
 @pytest.mark.parametrize("space", [CanarySpace("My ID is {digits:4}")], ids=["10000"])
@@ -144,7 +144,7 @@ def test_gpt2_writes_numbers_in_tokens_of_several_lengths(shared: Path) -> None:
     ]
     tree = tries.build_trie(CanarySpace("My ID is {digits:4}"), own)
     assert tree.head == (3666, 4522, 318)
-    assert len(tree.levels) > 1 and tree.leaf_count == 10_000
+    assert len(tree.levels) > 1 and tree.levels[0].leaves[0] == 10_000
     assert len(tree.levels[0].leaf_token) > 0  # " 2019" is a token of its own
 
 
@@ -265,7 +265,10 @@ def test_a_tokenizer_that_cannot_tell_texts_apart_is_refused() -> None:
     with pytest.raises(AuditError, match=r"encodes two texts of the format .* alike"):
         tries.build_trie(CanarySpace("ID {digits:2}"), lacking)
     assert (
-        tries.build_trie(CanarySpace("ID {bit}", (("bit", ("0", "1")),)), lacking).leaf_count == 2
+        tries.build_trie(CanarySpace("ID {bit}", (("bit", ("0", "1")),)), lacking)
+        .levels[0]
+        .leaves[0]
+        == 2
     )
 
 
@@ -286,7 +289,11 @@ def test_a_large_trie_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(tries, "build_trie", lambda *_: pytest.fail("built again"))
     again = tries.load_or_build_trie(DIGITS, bpe(150))
     tries.load_or_build_trie.cache_clear()
-    assert again.head == made.head and again.largest == made.largest and again.leaf_count == 1000
+    assert (
+        again.head == made.head
+        and again.largest == made.largest
+        and again.levels[0].leaves[0] == 1000
+    )
     for one, other in zip(made.levels, again.levels, strict=True):
         assert all(torch.equal(getattr(one, name), getattr(other, name)) for name in vars(one))
     with pytest.raises(pytest.fail.Exception):

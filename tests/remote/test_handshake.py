@@ -15,7 +15,7 @@ from auditor.models.decoding import ANCESTRAL, GREEDY
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.remote import handshake_checks as hands
 from auditor.remote.connection import ServerConnection
-from auditor.remote.handshake import Handshake, shake_hands_with_server
+from auditor.remote.handshake import Handshake, open_server_handshake
 from auditor.remote.model import RemoteModel
 from auditor.runs.prefix_token import resolve_prefix_token
 from tests.remote.server import HABITS, Server
@@ -49,7 +49,7 @@ REFUSED = {
 
 def shaken(served: Served, wire: MakeWire, local: HuggingFaceModel, *habits: str) -> Handshake:
     _, url = served(*habits)
-    return shake_hands_with_server(wire(url), "tiny", local.tokenizer)
+    return open_server_handshake(wire(url), "tiny", local.tokenizer)
 
 
 class Begins:
@@ -125,7 +125,7 @@ def test_the_tokens_a_server_puts_before_a_text_are_known(
 ) -> None:
     for habits in (("begins",), ("begins", "text")):
         _, url = served(*habits)
-        found = shake_hands_with_server(wire(url), "tiny", Begins(local))
+        found = open_server_handshake(wire(url), "tiny", Begins(local))
         assert found.capabilities == EVERYTHING and found.dialect.adds == (0,)
         assert found.dialect.ids == ("text" not in habits)
 
@@ -151,7 +151,7 @@ def test_a_server_that_takes_logprobs_as_true_or_false_is_asked_so(
     served: Served, wire: MakeWire, local: HuggingFaceModel
 ) -> None:
     server, url = served("boolean", "trims")
-    found = shake_hands_with_server(wire(url), "tiny", local.tokenizer)
+    found = open_server_handshake(wire(url), "tiny", local.tokenizer)
     assert found.capabilities == {"draw"} and found.dialect.returned and not found.dialect.trims
     # token ids end mlx_lm.server
     assert all(isinstance(body["prompt"], str) for body in server.asked)
@@ -162,7 +162,7 @@ def test_a_server_that_samples_by_its_generation_config_does(
     served: Served, wire: MakeWire, local: HuggingFaceModel
 ) -> None:
     _, url = served("configured")
-    found = shake_hands_with_server(wire(url), "tiny", local.tokenizer)
+    found = open_server_handshake(wire(url), "tiny", local.tokenizer)
     assert found.dialect.configured and found.dialect.samples and found.dialect.top_k
     assert not any("own defaults" in note for note in found.notes())
 
@@ -230,7 +230,7 @@ def test_a_server_that_takes_text_alone_is_told_to_leave_its_own_defaults_out(
 ) -> None:
     server, url = served("text", "echo")
     server.top_k = 1  # without that every sample would be greedy
-    found = shake_hands_with_server(wire(url), "tiny", local.tokenizer)
+    found = open_server_handshake(wire(url), "tiny", local.tokenizer)
     assert found.dialect.extended and not any("own defaults" in note for note in found.notes())
 
 
@@ -240,7 +240,7 @@ def test_as_many_of_the_likeliest_tokens_are_asked_for_as_are_told(
 ) -> None:
     server, url = served()
     server.told = most
-    found = shake_hands_with_server(wire(url), "tiny", local.tokenizer)
+    found = open_server_handshake(wire(url), "tiny", local.tokenizer)
     assert found.dialect.likeliest == (most if most >= 5 else 0) and found.dialect.ranked
     assert ("likeliest" in found.capabilities) == (most >= 5)
 
@@ -250,7 +250,7 @@ def test_one_bad_answer_is_an_accident(
 ) -> None:
     server, url = served()
     server.faults.extend([None, None, "short", "twice"])
-    assert shake_hands_with_server(wire(url), "tiny", local.tokenizer).capabilities == EVERYTHING
+    assert open_server_handshake(wire(url), "tiny", local.tokenizer).capabilities == EVERYTHING
 
 
 def test_a_model_that_is_not_served_is_refused_by_the_names_of_those_that_are(
@@ -258,5 +258,5 @@ def test_a_model_that_is_not_served_is_refused_by_the_names_of_those_that_are(
 ) -> None:
     server, url = served()
     with pytest.raises(AuditError, match=r"expected a model that .* serves \(tiny\), got 'large'"):
-        shake_hands_with_server(wire(url), "large", local.tokenizer)
+        open_server_handshake(wire(url), "large", local.tokenizer)
     assert not server.asked
