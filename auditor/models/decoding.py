@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -308,39 +309,66 @@ class Decoding:
             Tokens and weights, as in `group_kept_tokens`.
         """
         vocab_size = distribution.shape[-1]
-        if width < vocab_size:
-            values, tokens = _sort_tied_tokens(*select_top_k(distribution, width))
-        else:  # a stable sort puts the lower id first among equals
-            values, tokens = distribution.sort(dim=-1, descending=True, stable=True)
-        values = values / self.temperature
-        weights = (values - scaled_total.unsqueeze(-1)).double().exp()
+        if width == vocab_size:
+            return self._truncate_whole_rows(distribution, scaled_total)
+        values, tokens = _sort_tied_tokens(*select_top_k(distribution, width))
+        weights, keep = self._weigh_kept_tokens(values, scaled_total, vocab_size)
+        n_kept = keep.sum(-1)
+        edge = values.gather(-1, (n_kept - 1).unsqueeze(-1)).squeeze(-1)
+        # A row is settled if it includes a token less likely than the last kept one: then it
+        # includes all ties with that one, and ids have decided among them. Under top-k it must
+        # include all ties with the k-th, too.
+        settled = values[:, -1] / self.temperature < edge / self.temperature
         if 0 < self.top_k < vocab_size:
-            kth = values[:, self.top_k - 1 : self.top_k]
-            weights = torch.where(values >= kth, weights, 0.0)
+            settled &= weights[:, -1] == 0
+        weights = torch.where(keep, weights, 0.0)
+        # Draws read the CDF by id. Cut tokens get an id after all others: dropped, or padding.
+        order = torch.where(keep, tokens, vocab_size).argsort(-1)[:, : int(n_kept.max())]
+        return settled, tokens.gather(-1, order), weights.gather(-1, order)
+
+    def _truncate_whole_rows(
+        self, distribution: Tensor, scaled_total: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Do `_truncate` for all tokens. Only values are sorted, which is faster than tokens."""
+        values = _sort_values(distribution)
+        n_kept = self._weigh_kept_tokens(values, scaled_total, distribution.shape[-1])[1].sum(-1)
+        edge = values.gather(-1, (n_kept - 1).unsqueeze(-1))
+        above = distribution > edge
+        ties = distribution == edge
+        # of the tokens tied with the last kept one, those with the lowest ids
+        n_kept_ties = n_kept - above.count_nonzero(-1)
+        keep = above | (ties & (ties.cumsum(-1) <= n_kept_ties.unsqueeze(-1)))
+        weights = self._weigh_tokens(distribution, scaled_total)
+        tokens = _list_kept_columns(keep, int(n_kept.max()))
+        settled = torch.ones_like(n_kept, dtype=torch.bool)
+        return settled, tokens, torch.where(keep, weights, 0.0).gather(-1, tokens)
+
+    def _weigh_tokens(self, values: Tensor, scaled_total: Tensor) -> Tensor:
+        """Return the probabilities after temperature, before truncation, (rows, k) in float64."""
+        return (values / self.temperature - scaled_total.unsqueeze(-1)).double().exp()
+
+    def _weigh_kept_tokens(
+        self, values: Tensor, scaled_total: Tensor, vocab_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weights of tokens after top-k, and whether top-k and top-p keep each of them.
+
+        `values` (rows, k) are sorted in descending order, so the kept tokens come first.
+        """
+        weights = self._weigh_tokens(values, scaled_total)
+        if 0 < self.top_k < vocab_size:
+            scaled = values / self.temperature
+            weights = torch.where(scaled >= scaled[:, self.top_k - 1 : self.top_k], weights, 0.0)
             # top_p is a share of the mass after top-k: Hugging Face renormalises between them
             # (formulas.md A4).
             total = weights.sum(-1, keepdim=True)
-            may_have_more_ties = weights[:, -1] > 0
         else:  # the distribution is normalised over the whole vocabulary
             total = torch.ones_like(weights[:, :1])
-            may_have_more_ties = torch.zeros_like(weights[:, 0], dtype=torch.bool)
         keep = weights > 0
         if self.top_p < 1:
             mass_before = weights.cumsum(-1) - weights
             keep &= mass_before < self.top_p * total
         keep[:, 0] = True  # in spite of rounding: top_p > 0
-        weights = torch.where(keep, weights, 0.0)
-        n_kept = keep.sum(-1)  # the kept tokens come first
-        edge = values.gather(-1, (n_kept - 1).unsqueeze(-1)).squeeze(-1)
-        # A row is settled if it includes a token less likely than the last kept one: then it
-        # includes all ties with that one, and ids have decided among them. Under top-k it must
-        # include all ties with the k-th, too.
-        settled = (values[:, -1] < edge) & ~may_have_more_ties
-        if width == vocab_size:
-            settled = torch.ones_like(settled)
-        # Draws read the CDF by id. Cut tokens get an id after all others: dropped, or padding.
-        order = torch.where(keep, tokens, vocab_size).argsort(-1)[:, : int(n_kept.max())]
-        return settled, tokens.gather(-1, order), weights.gather(-1, order)
+        return weights, keep
 
 
 @dataclass(frozen=True)
@@ -410,6 +438,23 @@ def select_top_k(distribution: Tensor, count: int) -> tuple[Tensor, Tensor]:
     values = distribution.gather(1, columns.clamp(max=width - 1))
     values, indices = torch.where(columns < width, values, -math.inf).topk(count, dim=-1)
     return values, columns.gather(1, indices)
+
+
+def _sort_values(distribution: Tensor) -> Tensor:
+    """Return the values of each row in descending order, (rows, V)."""
+    if distribution.device.type == "cpu" and distribution.dtype in (torch.float32, torch.float64):
+        # 20 times as fast as torch, which also returns the columns
+        return -torch.from_numpy(np.sort(-distribution.numpy(), axis=-1))
+    return distribution.sort(dim=-1, descending=True).values
+
+
+def _list_kept_columns(keep: Tensor, count: int) -> Tensor:
+    """Return `count` columns of each row, (rows, count): the kept ones first, in order."""
+    if keep.device.type == "cpu":  # as for `_sort_values`
+        columns = torch.from_numpy(np.argsort(~keep.numpy(), axis=-1, kind="stable"))
+    else:
+        columns = (~keep).to(torch.uint8).argsort(dim=-1, stable=True)
+    return columns[:, :count]
 
 
 def _sort_tied_tokens(values: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,12 @@
 """Compare results and time of our code with other packages' code, on the same model and rows.
 
-    pip install --no-deps --target PEERS memaudit==0.2.0 jax-privacy==2.0.0
-    python -m validation.speed.peers PEERS [--secrets 32] [--repeats 3] [-o FILE]
+    pip install --no-deps --target PEERS memaudit==0.2.0 jax-privacy==2.0.0 lm-eval==0.4.13 \\
+        privacyguard-platform==0.0.2
+    python -m validation.speed.peers PEERS [--model tiny] [--secrets 32] [--repeats 3] [-o FILE]
 
-The model is SmolLM2-135M in float32. Processor time of one thread is measured, in turns. A package
-that is not in PEERS is left out with a message.
+The model is SmolLM2-135M in float32, or a tiny Llama with random weights, which shows the cost
+beside the forwards. Processor time of one thread is measured, in turns. A package that is not in
+PEERS is left out with a message.
 """
 
 from __future__ import annotations
@@ -19,17 +21,25 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.membership import Membership
+from auditor.benchmarks.lab.smollm2 import find_smollm2_folder
+from auditor.core.nouns import Secret
+from auditor.models.decoding import ANCESTRAL, Decoding
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.loading import DEFAULTS, load_tokenizer_if_present
 from auditor.runs import scoring
 from auditor.statistics import one_run, roc
 from validation.harness import Page, median_and_spread, run
 from validation.speed.sheet import PREFIX, SUFFIX, Bench, smollm2, texts
 
+_BATCH = 16  # rows that a peer reads at once
 # 4 of 16 tokens: if the share is not a whole number, we take fewer tokens and memaudit takes more
 _K = 0.25
 
@@ -98,6 +108,58 @@ def of_memaudit(bench: Bench, count: int) -> Iterator[PeerPair]:
     )
 
 
+def of_lm_eval(bench: Bench, count: int) -> Iterator[PeerPair]:
+    theirs: Any = importlib.import_module("lm_eval.models.huggingface")
+    secrets, model = bench.some(count)[0], bench.model
+    harness = theirs.HFLM(pretrained=model.model, tokenizer=model.tokenizer, batch_size=_BATCH)
+    rows = [(("", ""), list(one.prefix), list(one.suffix)) for one in secrets]
+    yield PeerPair(
+        "log-likelihood of the suffix",
+        "lm-evaluation-harness",
+        lambda: [nats for nats, _ in harness._loglikelihood_tokens(rows, disable_tqdm=True)],
+        lambda: score_suffixes(bench, secrets, ANCESTRAL),
+    )
+
+
+def score_suffixes(bench: Bench, secrets: Sequence[Secret], decoding: Decoding) -> list[float]:
+    """Return each suffix's log-probability under the decoding, in nats."""
+    probe = ExtractionProbability(
+        temperature=decoding.temperature, top_k=decoding.top_k, top_p=decoding.top_p
+    )
+    return [seen.values["log_p"] for seen in probe.observe_secrets(bench.view(), secrets)]
+
+
+def of_privacy_guard(bench: Bench, count: int) -> Iterator[PeerPair]:
+    theirs: Any = importlib.import_module(
+        "privacy_guard.attacks.extraction.predictors.huggingface_predictor"
+    )
+    model = bench.model
+    # its constructor loads a model from a folder
+    predictor = theirs.HuggingFacePredictor.__new__(theirs.HuggingFacePredictor)
+    predictor.model, predictor.tokenizer, predictor.device = model.model, model.tokenizer, "cpu"
+    secrets, texts = list[Secret](), list[tuple[str, str]]()
+    for secret in bench.secrets:
+        text = (model.tokenizer.decode(secret.prefix), model.tokenizer.decode(secret.suffix))
+        # it tokenizes the suffix alone, and the prefix together with the suffix
+        if [model.tokenizer(part)["input_ids"] for part in (text[1], "".join(text))] == [
+            list(secret.suffix),
+            [*secret.prefix, *secret.suffix],
+        ]:
+            secrets.append(secret)
+            texts.append(text)
+    prefixes, suffixes = zip(*texts[:count], strict=True)
+    options: dict[str, Any] = {"temperature": 0.8, "top_k": 40}
+    yield PeerPair(
+        "probability of the suffix, temperature 0.8, top-k 40",
+        "PrivacyGuard",
+        lambda: [
+            float(nats.double().sum().exp())
+            for nats in predictor.get_logprobs(prefixes, suffixes, batch_size=_BATCH, **options)
+        ],
+        lambda: np.exp(score_suffixes(bench, secrets[:count], Decoding(**options))).tolist(),
+    )
+
+
 def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
     # loaded from its file, because the package imports JAX
     file = folder / "jax_privacy" / "auditing.py"
@@ -124,10 +186,26 @@ def of_jax_privacy(folder: Path, count: int = 2000) -> Iterator[PeerPair]:
     )
 
 
+def tiny() -> HuggingFaceModel:
+    """Return a Llama of two layers with random weights and SmolLM2's tokenizer."""
+    torch.manual_seed(0)
+    tokenizer = load_tokenizer_if_present(str(find_smollm2_folder()), DEFAULTS)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    return HuggingFaceModel(LlamaForCausalLM(config).eval(), tokenizer, "a tiny Llama")
+
+
 def pairs(bench: Bench, folder: Path, count: int, say: Callable[[str], None]) -> Iterator[PeerPair]:
     sys.path.insert(0, str(folder))
     packages = {
         "memaudit": lambda: of_memaudit(bench, count),
+        "lm_eval": lambda: of_lm_eval(bench, count),
+        "privacy_guard": lambda: of_privacy_guard(bench, count),
         "jax_privacy": lambda: of_jax_privacy(folder),
     }
     for name, make in packages.items():
@@ -137,10 +215,16 @@ def pairs(bench: Bench, folder: Path, count: int, say: Callable[[str], None]) ->
             say(f"{name} is not in {folder}: left out")
 
 
-def main(folder: Path, secrets: int = 32, repeats: int = 3, out: Path | None = None) -> None:
+def main(
+    folder: Path,
+    model: Literal["smollm2", "tiny"] = "smollm2",
+    secrets: int = 32,
+    repeats: int = 3,
+    out: Path | None = None,
+) -> None:
     torch.set_num_threads(1)
     page = Page(out)
-    loaded = smollm2()
+    loaded = smollm2() if model == "smollm2" else tiny()
     with tempfile.TemporaryDirectory() as scratch:
         bench = Bench(loaded, list(texts(loaded)), Path(scratch))
         page.head(
