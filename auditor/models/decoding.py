@@ -333,11 +333,11 @@ class Decoding:
         values = _sort_values(distribution)
         n_kept = self._weigh_kept_tokens(values, scaled_total, distribution.shape[-1])[1].sum(-1)
         edge = values.gather(-1, (n_kept - 1).unsqueeze(-1))
-        above = distribution > edge
-        ties = distribution == edge
+        is_likelier = distribution > edge
+        is_tie = distribution == edge
         # of the tokens tied with the last kept one, those with the lowest ids
-        n_kept_ties = n_kept - above.count_nonzero(-1)
-        keep = above | (ties & (ties.cumsum(-1) <= n_kept_ties.unsqueeze(-1)))
+        n_kept_ties = n_kept - is_likelier.count_nonzero(-1)
+        keep = is_likelier | (is_tie & (is_tie.cumsum(-1) <= n_kept_ties.unsqueeze(-1)))
         weights = self._weigh_tokens(distribution, scaled_total)
         tokens = _list_kept_columns(keep, int(n_kept.max()))
         settled = torch.ones_like(n_kept, dtype=torch.bool)
@@ -356,8 +356,8 @@ class Decoding:
         """
         weights = self._weigh_tokens(values, scaled_total)
         if 0 < self.top_k < vocab_size:
-            scaled = values / self.temperature
-            weights = torch.where(scaled >= scaled[:, self.top_k - 1 : self.top_k], weights, 0.0)
+            logits = values / self.temperature
+            weights = torch.where(logits >= logits[:, self.top_k - 1 : self.top_k], weights, 0.0)
             # top_p is a share of the mass after top-k: Hugging Face renormalises between them
             # (formulas.md A4).
             total = weights.sum(-1, keepdim=True)
