@@ -115,8 +115,8 @@ def main() -> None:
         signal.SIGHUP,
     ):
         signal.signal(ending, signal.default_int_handler)
-    # What imports create is not garbage, and searching it takes a twentieth of a small audit's time.
-    # Tensors are in no cycles: the peak memory of attacks and of training stays the same.
+    # What imports create is not garbage, and searching it takes a twentieth of a small audit's
+    # time. Tensors are in no cycles: attacks and training have the same peak memory.
     gc.set_threshold(200_000, 10, 100)
     if "_AUDIT_COMPLETE" in os.environ:  # a shell requests completions
         app(prog_name="audit")
