@@ -6,6 +6,7 @@ unless a note says otherwise.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -43,6 +44,10 @@ def make_result_printable(result: AuditResult) -> AuditResult:
     return cleaned_result
 
 
+# Most keys are field names, which recur in every record.
+_make_key_printable = functools.lru_cache(maxsize=1024)(make_printable_line)
+
+
 def _make_strings_printable(value: Any) -> Any:
     if isinstance(value, str):
         return make_printable_line(value)
@@ -50,7 +55,7 @@ def _make_strings_printable(value: Any) -> Any:
         # Keys equal after cleaning merge, and the last value stays.
         printable = {}
         for key, item in value.items():
-            printable[make_printable_line(str(key))] = _make_strings_printable(item)
+            printable[_make_key_printable(str(key))] = _make_strings_printable(item)
         return printable
     if isinstance(value, list):
         return list(map(_make_strings_printable, value))

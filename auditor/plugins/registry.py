@@ -167,16 +167,22 @@ def check_plugin_name(name: str) -> None:
 
 
 def _import_plugin_modules(package: str) -> list[types.ModuleType]:
-    own_package = importlib.import_module(package)
-    names = []
-    for info in pkgutil.iter_modules(own_package.__path__):
-        if not info.ispkg:
-            names.append(f"{package}.{info.name}")
     # Safe mode runs no code of other distributions; `load_plugin_file` refuses files by itself.
-    modules = list(map(importlib.import_module, names))
+    modules = list(map(importlib.import_module, _list_own_module_names(package)))
     if not safe_mode.is_safe_mode():
         modules += map(_load_plugin_entry_point, _plugin_entry_points())
     return modules + list(_extra.values())
+
+
+@cache
+def _list_own_module_names(package: str) -> tuple[str, ...]:
+    """Return the names of a package's modules, without its subpackages."""
+    # Cached, as it reads the package's folder.
+    names = []
+    for info in pkgutil.iter_modules(importlib.import_module(package).__path__):
+        if not info.ispkg:
+            names.append(f"{package}.{info.name}")
+    return tuple(names)
 
 
 @cache

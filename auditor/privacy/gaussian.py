@@ -77,6 +77,7 @@ def compute_rdp_epsilon(
     return _compose_epsilon(RdpAccountant(), sigma, q, steps, delta, earlier)
 
 
+@functools.lru_cache(maxsize=64)
 def compute_quick_rdp_epsilon(
     sigma: float, q: float, steps: int, delta: float, earlier: Earlier = ()
 ) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -350,9 +351,19 @@ def _mark_members_surely_above(
     Also return the probability that it is too low, which is at most `share`. The k-th highest of n
     non-member scores is too low if fewer than k scores exceed the true threshold.
     """
-    n = len(others)
-    k = int(find_binomial_quantile(share, n, rate))  # the largest k with P[B < k] below the share
-    return _mark_members_above(members, others, k), float(compute_binomial_cdf(k - 1, n, rate))
+    k, wrong = _find_surely_lower_rank(len(others), rate, share)
+    return _mark_members_above(members, others, k), wrong
+
+
+# Cached, as every score with these non-members has the same rank.
+@lru_cache(maxsize=4096)
+def _find_surely_lower_rank(n: int, rate: float, share: float) -> tuple[int, float]:
+    """Return the largest k with P[B < k] below `share`, and this probability.
+
+    B is binomial: n draws of probability `rate`.
+    """
+    k = int(find_binomial_quantile(share, n, rate))
+    return k, float(compute_binomial_cdf(k - 1, n, rate))
 
 
 def _mark_members_possibly_above(
@@ -363,10 +374,18 @@ def _mark_members_possibly_above(
     Also return the probability that it is too high, which is at most `share`. The k-th highest of n
     non-member scores is too high if k or more scores exceed the true threshold.
     """
-    n = len(others)
-    # the smallest k with P[B >= k] at most the share
+    k, wrong = _find_surely_higher_rank(len(others), rate, share)
+    return _mark_members_above(members, others, k), wrong
+
+
+@lru_cache(maxsize=4096)
+def _find_surely_higher_rank(n: int, rate: float, share: float) -> tuple[int, float]:
+    """Return the smallest k with P[B >= k] at most `share`, and this probability.
+
+    B is binomial: n draws of probability `rate`.
+    """
     k = int(find_binomial_upper_quantile(share, n, rate)) + 1
-    return _mark_members_above(members, others, k), float(compute_binomial_sf(k - 1, n, rate))
+    return k, float(compute_binomial_sf(k - 1, n, rate))
 
 
 def _mark_members_above(members: Floats, others: Floats, k: int) -> Bools:
