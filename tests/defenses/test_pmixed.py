@@ -167,15 +167,16 @@ def test_a_spent_budget_is_answered_by_the_public_model(make_tiny: MakeTiny) -> 
 
 
 def test_tuning_distribution_is_unbiased_and_differentiable(make_tiny: MakeTiny) -> None:
-    held = ensemble(make_tiny, 5)
+    """A bias of 0.8 standard deviations of one estimate would be seen in 99.9% of such tests."""
+    held, n_draws = ensemble(make_tiny, 5), 100
     model = PMixed(q=0.5, alpha=3).protect(scenario(held, queries=3))
     prompt = model.embedding_rows(2).requires_grad_(True)
     noise = torch.Generator().manual_seed(0)
     estimates = torch.stack(
-        [model.tuning_log_probs(PREFIX, 1, prompt, noise).exp()[0, 0] for _ in range(300)]
+        [model.tuning_log_probs(PREFIX, 1, prompt, noise).exp()[0, 0] for _ in range(n_draws)]
     )
     exact = model.log_probs(PREFIX, 1, prompt=prompt)[0, 0].exp()
-    spread = (estimates.std(0) / math.sqrt(300)).clamp_min(1e-6)
+    spread = (estimates.std(0) / math.sqrt(n_draws)).clamp_min(1e-6)
     assert ((estimates.mean(0) - exact).abs() / spread).max() < 5
     estimates[0, 3].backward()
     assert prompt.grad is not None and float(prompt.grad.abs().sum()) > 0

@@ -197,8 +197,9 @@ def make_noise(n_bytes: int) -> bytes:
     return random.Random(0).randbytes(n_bytes).translate(bytes(i % 16 + 128 for i in range(256)))
 
 
-@pytest.mark.parametrize("name", COMPRESSIONS)
-@pytest.mark.parametrize("n_mebibytes", [3, 5])
+@pytest.mark.parametrize(
+    ("name", "n_mebibytes"), [("gzip", 3), *[(name, 5) for name in COMPRESSIONS]]
+)
 def test_compressed_files_are_read_to_their_end(
     tmp_path: Path, name: str, n_mebibytes: int
 ) -> None:

@@ -119,7 +119,7 @@ def test_what_could_be_proved_at_best_is_what_all_right_guesses_prove(delta: flo
         )
 
 
-@pytest.mark.parametrize("delta", [0.0, 1e-5, 1e-3])
+@pytest.mark.parametrize("delta", [0.0, 1e-3])
 def test_the_canaries_needed_are_the_fewest_by_a_walk(delta: float) -> None:
     walked = {m: compute_best_provable_epsilon(m, delta) for m in range(2, 140)}
     assert all(a <= b + 1e-5 for a, b in pairwise(walked.values()))
