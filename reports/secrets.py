@@ -56,7 +56,7 @@ def encode_page_log_probs(log_probs: Sequence[float]) -> str:
 
 
 def build_secret_list(
-    result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText] | None = None
+    result: AuditResult, details: SecretDetails, texts: Mapping[str, SecretText] | None
 ) -> Secrets | None:
     """Return the secrets with the results of each attack; None if the run stored no secret.
 

@@ -53,7 +53,7 @@ class SecretDetails:
 
 
 def build_attribute_columns(
-    secrets: Sequence[Secret], salt: str, canaries: Collection[str] = ()
+    secrets: Sequence[Secret], salt: str, canaries: Collection[str]
 ) -> dict[str, Any]:
     """Return the columns of `secrets.json`, keyed by name, which describe secrets without text.
 

@@ -67,7 +67,7 @@ def training_time_limit_context(until: float) -> Iterator[None]:
                 process.kill()
 
 
-def list_training_processes(before: Collection[psutil.Process] = ()) -> list[psutil.Process]:
+def list_training_processes(before: Collection[psutil.Process]) -> list[psutil.Process]:
     """List all descendant processes of this process, except multiprocessing's resource tracker.
 
     before: processes to omit, together with their descendants.

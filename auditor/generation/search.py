@@ -274,7 +274,7 @@ def beam_search(
     length: int,
     beams: int,
     *,
-    forbidden: tuple[int, ...] = (),
+    forbidden: tuple[int, ...],
     prompt: Tensor | None = None,
 ) -> list[SearchResult]:
     """Search for the most likely suffixes, as `generate(num_beams=beams)` does.

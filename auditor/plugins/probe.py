@@ -297,7 +297,7 @@ OfRows = Callable[[Tensor, Tensor], tuple[Tensor, ...]]
 
 
 def batch_equal_shapes(
-    model: LanguageModel, secrets: Sequence[Secret], size: int | None = None
+    model: LanguageModel, secrets: Sequence[Secret], size: int | None
 ) -> Iterator[tuple[Ints, Tensor, Tensor]]:
     """Yield batches of equally long secrets: B indices, prefixes (B, n) and suffixes (B, L).
 
@@ -425,7 +425,7 @@ def measure_baselined_probability(
     name: str,
     p: Floats,
     member: Bools,
-    note: str = "",
+    note: str,
     excess: bool = True,
 ) -> list[Measurement]:
     """Return the mean probability for members and, if there are any, for non-members.
@@ -446,9 +446,7 @@ def measure_baselined_probability(
     return [member_mean, floor]
 
 
-def measure_baselined_share(
-    name: str, holds: Bools, member: Bools, note: str = ""
-) -> list[Measurement]:
+def measure_baselined_share(name: str, holds: Bools, member: Bools, note: str) -> list[Measurement]:
     """Return the share of members for which `holds` is true, and that of non-members if any.
 
     `name` is the name of the measurement; `holds` and `member` are (records,).

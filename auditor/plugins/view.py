@@ -304,7 +304,7 @@ class View:
                     yield [(piece[i], cache[piece[i].id]) for i in shape_indices]
 
     def prefix_batch_size(
-        self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int = 0
+        self, sampling: Sampling, queries: Sequence[Query], prompt_rows: int
     ) -> int:
         """Return how many prefixes a batch may have for all its candidates to fit into memory.
 

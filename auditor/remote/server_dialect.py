@@ -183,9 +183,7 @@ class ServerDialect:
             body |= EXTENSIONS
         return body | ({"top_k": decoding.top_k} if decoding.top_k else {})
 
-    def build_scoring_body(
-        self, prompt: Any, likeliest: int = 0, split: bool = False
-    ) -> dict[str, Any]:
+    def build_scoring_body(self, prompt: Any, likeliest: int, split: bool) -> dict[str, Any]:
         """Return the body of a request for the log-probabilities of the prompt's tokens.
 
         `likeliest` is the number of most likely tokens requested per position.
@@ -239,9 +237,7 @@ class ServerDialect:
             samples.append(sample)
         return samples
 
-    def parse_prompt_log_probs(
-        self, answer: Any, prompt: Tokens, likeliest: int = 0
-    ) -> PromptLogProbs:
+    def parse_prompt_log_probs(self, answer: Any, prompt: Tokens, likeliest: int) -> PromptLogProbs:
         """Return the log-probabilities of the prompt's tokens from an answer.
 
         `likeliest` is the number of most likely tokens requested per position. Raise

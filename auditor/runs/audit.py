@@ -205,7 +205,7 @@ class Target:
         self,
         perplexities: Sequence[Measurement],
         prefix_token: PrefixToken,
-        doubts: Sequence[Doubt] = (),
+        doubts: Sequence[Doubt],
     ) -> TargetRecord:
         """Return the target's record for the result file.
 
@@ -286,7 +286,7 @@ def list_attack_queries(view: View, attack: Attack, secrets: Sequence[Secret]) -
 
 
 def divide_query_budget(
-    budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None = None
+    budget: QueryBudget, draws: Mapping[tuple[str, str], int], lots: Mapping[str, int] | None
 ) -> Draws:
     """Divide a fixed budget of tokens among the samples, before any token is drawn.
 

@@ -79,7 +79,7 @@ def measure_repeat_recall(
 def measure_nonmember_recall(
     model: LanguageModel,
     secrets: Sequence[Secret],
-    guesses: Mapping[str, Guesses] = MappingProxyType({}),
+    guesses: Mapping[str, Guesses],
 ) -> Measurement | None:
     """Return the greedy recall of secrets that were not trained on, as a baseline.
 

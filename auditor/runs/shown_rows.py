@@ -36,7 +36,7 @@ class ShownRow:
 def list_defense_rows(
     defenses: Sequence[Defense],
     is_available: Callable[[Defense], bool],
-    others: Sequence[Defense] = (),
+    others: Sequence[Defense],
 ) -> list[ShownRow]:
     """Return every defense, followed by the controls in its chain of causes.
 
@@ -251,7 +251,7 @@ class NamedForm(UnlearningBaseline):
     place: str = ""
 
 
-def list_form_rows(target: TargetPlan, others: Sequence[ShownRow] = ()) -> list[ShownRow]:
+def list_form_rows(target: TargetPlan, others: Sequence[ShownRow]) -> list[ShownRow]:
     """Return a target for each deployed form, in the order of `--forms`.
 
     A form is another copy of the attacked model, such as a quantised copy. Raise AuditError for an

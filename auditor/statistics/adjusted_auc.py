@@ -104,7 +104,7 @@ def compute_overlap_weights(member: Bools, covariates: Floats) -> Floats:
 
 
 def estimate_adjusted_auc(
-    name: str, scores: Floats, member: Bools, weights: Floats, note: str = "", widen: float = 1.0
+    name: str, scores: Floats, member: Bools, weights: Floats, note: str, widen: float
 ) -> tuple[Measurement, Floats]:
     """Return the weighted AUC and each record's contribution to it, of shape (records,).
 

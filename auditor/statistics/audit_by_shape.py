@@ -132,7 +132,7 @@ def compute_likelihood_ratio_distribution(
 
 
 def compute_final_model_distribution(
-    noise_multiplier: float, sampling: Sampling, copies: int = 1
+    noise_multiplier: float, sampling: Sampling, copies: int
 ) -> LikelihoodRatioDistribution:
     """Return the distribution of a canary's log-likelihood ratio given only the sum of all T steps.
 
@@ -267,7 +267,7 @@ def bound_shape_epsilon(
     return convert_shape_noise(most * copies, sampling, min(1.0, delta / (_SHARED * level)))
 
 
-def bound_shape_mu(m: int, right: Counts, level: float, copies: int = 1) -> tuple[float, float]:
+def bound_shape_mu(m: int, right: Counts, level: float, copies: int) -> tuple[float, float]:
     """Return a two-sided interval for one record's mu, assuming independent Gaussian canaries.
 
     Both ends follow from the number of right guesses among the surer half of the guesses. Each end

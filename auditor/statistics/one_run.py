@@ -139,7 +139,7 @@ def compute_one_run_p_value(
 
 
 def find_refuting_right_counts(
-    m: int, epsilon: float, delta: float, level: float, copies: int = 1
+    m: int, epsilon: float, delta: float, level: float, copies: int
 ) -> Counts:
     """Return how many of the r surest guesses must be right to refute (epsilon, delta)-DP.
 

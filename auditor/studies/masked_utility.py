@@ -476,7 +476,7 @@ def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utilit
 # -----------------------------------------------------------------------------------------------
 
 
-def measure_utility_points(request: UtilityPlan, reporter: Reporter, command: str = "") -> Utility:
+def measure_utility_points(request: UtilityPlan, reporter: Reporter, command: str) -> Utility:
     """Measure every point of the plan on the same texts.
 
     Raise AuditError for invalid input before any model is queried.

@@ -64,7 +64,7 @@ def reproduce_paper_plans(
     out: Path,
     reporter: Reporter,
     command: str,
-    other_folder: Path | None = None,
+    other_folder: Path | None,
 ) -> tuple[list[tables.RowTable], list[LedgerRow], dict[str, str]]:
     """Run these plans, or continue earlier runs.
 
@@ -340,7 +340,7 @@ def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
 
 
 def build_ledger_table(
-    paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
+    paper: Paper, entries: Sequence[LedgerRow], scale: str, other: OtherLedger | None
 ) -> tables.RowTable:
     """Return the ledger as a table. In files, interval bounds have separate columns.
 
@@ -396,7 +396,7 @@ def _build_measured_cells(entry: LedgerRow, other: OtherLedger | None) -> tuple[
 
 
 def build_terminal_ledger(
-    paper: Paper, entries: Sequence[LedgerRow], scale: str = "", other: OtherLedger | None = None
+    paper: Paper, entries: Sequence[LedgerRow], scale: str, other: OtherLedger | None
 ) -> tables.RowTable:
     """Return the ledger for a terminal. Each plan's settings appear once, below the table."""
     settings: dict[str, dict[str, None]] = {}
@@ -429,7 +429,7 @@ def write_ledger_files(
     paper: Paper,
     scale: str,
     entries: Sequence[LedgerRow],
-    other: OtherLedger | None = None,
+    other: OtherLedger | None,
 ) -> None:
     """Write ledger.md, .csv, .tex and .json. ledger.md starts with the claims that `other` decides
     differently.

@@ -28,7 +28,7 @@ from auditor.training.finetune import list_trainable_parameters
 def pad_examples(
     batch: Sequence[Tokens],
     pad: int,
-    device: torch.device | str = "cpu",
+    device: torch.device | str,
 ) -> tuple[Tensor, Tensor]:
     """Return token ids and labels of the sequences, (b, n) each, padded with `pad`.
 

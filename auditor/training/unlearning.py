@@ -220,7 +220,7 @@ def train_relearned_copy(
     steps: int,
     rate: float,
     seed: int,
-    progress: Callable[[int], None] = lambda n_steps: None,
+    progress: Callable[[int], None],
 ) -> HuggingFaceModel:
     """Train a copy of the model on the texts, to see which other records it remembers again.
 

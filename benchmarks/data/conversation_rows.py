@@ -212,7 +212,7 @@ def _drop_prompt_loss(
 
 
 def parse_conversation(
-    layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool = False
+    layout: Sequence[str], row: Mapping[str, Any], keep_nulls: bool
 ) -> Conversation:
     """Parse a row with the columns of one of `LAYOUTS`, but not a preference row.
 
@@ -328,9 +328,7 @@ def _parse_history(history: Any) -> list[dict[str, Any]]:
     return turns
 
 
-def _list_normalised_messages(
-    messages: Any, role: str, keep_nulls: bool = False
-) -> list[dict[str, Any]]:
+def _list_normalised_messages(messages: Any, role: str, keep_nulls: bool) -> list[dict[str, Any]]:
     """Return messages with role and content, from OpenAI's keys or ShareGPT's `from` and `value`.
 
     A plain text becomes one turn of the speaker `role`.

@@ -549,9 +549,7 @@ def format_data_row(row: str | Conversation) -> str:
     return "\n".join([*texts, *row.plain])
 
 
-def write_kept_data(
-    trainer: DataVariant, data: str, to: Path, text_column: str | None = None
-) -> str:
+def write_kept_data(trainer: DataVariant, data: str, to: Path, text_column: str | None) -> str:
     """Write the rows that a mitigation keeps, in the same format, readable only by the owner.
 
     trainer: the mitigation. data: the user's file. to: the new file. The rows are unchanged except

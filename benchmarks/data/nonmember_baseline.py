@@ -31,7 +31,7 @@ _QUESTION_SHARE = 0.05
 
 
 def drop_member_copies(
-    nonmembers: RecordSource, members: RecordSource, has_answers: bool = False
+    nonmembers: RecordSource, members: RecordSource, has_answers: bool
 ) -> RecordSource:
     """Return the non-members, in order, omitting quotations from members and answers of members.
 

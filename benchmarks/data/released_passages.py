@@ -61,7 +61,7 @@ class ReleasedRecord:
 
 
 def read_released_records(
-    data: str, nonmembers: str, words: WordIds, without: Iterable[str] = ()
+    data: str, nonmembers: str, words: WordIds, without: Iterable[str]
 ) -> tuple[list[ReleasedRecord], list[str]]:
     """Return distinct members and non-members, and a sentence for each reason why rows are omitted.
 

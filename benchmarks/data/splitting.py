@@ -457,7 +457,7 @@ def _order_file_records(records: Sequence[DataRecord]) -> Ints:
 
 
 def count_row_copies(
-    records: Sequence[DataRecord], notes: list[str], counts_occurrences: bool = False
+    records: Sequence[DataRecord], notes: list[str], counts_occurrences: bool
 ) -> dict[int, int | None]:
     """Count the copies of each row in training, including nearly equal rows (None: unknown).
 

@@ -160,7 +160,7 @@ def score_submission(marked: MarkedGuesses, answered_only: bool = False) -> Subm
     )
 
 
-def trace_submission_recall(marked: MarkedGuesses, answered_only: bool = False) -> list[CurvePoint]:
+def trace_submission_recall(marked: MarkedGuesses, answered_only: bool) -> list[CurvePoint]:
     """Return the recall curve: a point for each number k of wrong guesses, from 0.
 
     The point's value is the share of examples solved before wrong guess k + 1. Recall at E errors

@@ -185,7 +185,7 @@ def test_an_empty_list_of_tools_is_kept_and_tried_without(tmp_path: Path) -> Non
     assert text(words, secret.prefix).startswith("Tools: []\n")
     assert (
         parse_conversation(
-            ("messages",), {"messages": messages(talk("a", "b")), "tools": "[]"}
+            ("messages",), {"messages": messages(talk("a", "b")), "tools": "[]"}, keep_nulls=False
         ).tools
         == []
     )

@@ -68,7 +68,7 @@ def test_the_organisers_example(shared: Path) -> None:
     )
     assert (found["recall"].low, found["recall"].high) == intervals.clopper_pearson(815, 1000)
     assert found["recall_at_100_errors"].low < 0.5 < found["recall_at_100_errors"].high
-    points = submission_score.trace_submission_recall(marked)
+    points = submission_score.trace_submission_recall(marked, answered_only=False)
     assert [wrong for wrong, *_ in points] == list(range(6995))
     assert points[99][1:] == (500, 0.5) and points[-1] == (6994, 892, 0.892)
 
@@ -87,7 +87,7 @@ def test_a_score_by_hand(tmp_path: Path) -> None:
     marked = submission_score.mark_submission(*files(tmp_path, text))
     # Wrong: a repeated guess twice, one for an example already solved, one for an example never
     # solved.
-    assert submission_score.trace_submission_recall(marked) == [
+    assert submission_score.trace_submission_recall(marked, answered_only=False) == [
         (0, 1, 0.25),
         (1, 1, 0.25),
         (2, 2, 0.5),
@@ -139,7 +139,9 @@ def test_every_number_equals_the_walk(rows: list[tuple[int, bool]], errors: int)
     measured = ranking.measure_ranked_recall("recall", example, marked.right, 8, errors)
     assert measured.value == naive(rows, 8, errors)[2]
     assert measured.low <= measured.value <= measured.high
-    for wrong, solved, recall in submission_score.trace_submission_recall(marked):
+    for wrong, solved, recall in submission_score.trace_submission_recall(
+        marked, answered_only=False
+    ):
         assert recall == naive(rows, 8, wrong + 1)[2] == solved / 8
 
 

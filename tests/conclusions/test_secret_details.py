@@ -85,7 +85,9 @@ def folder(path: Path) -> Path:
         Column(HELDOUT, target, "tokens", ["heldout-0", "heldout-1"], [3, 4]),
     ]
     table.write_secrets_table(path, columns)
-    (path / "secrets.json").write_text(json.dumps(build_attribute_columns(SECRETS, "salt")))
+    (path / "secrets.json").write_text(
+        json.dumps(build_attribute_columns(SECRETS, "salt", canaries=()))
+    )
     return path
 
 
@@ -344,7 +346,7 @@ def test_the_numbers_of_a_secret_take_little_more_than_their_values(tmp_path: Pa
     row = ValuesBySecret(table_of_secrets.ids, member, (1,) * count, {"p": np.ones(count)})
     table.write_secrets_table(tmp_path, row.list_columns(EXPOSURE))
     (tmp_path / "secrets.json").write_text(
-        json.dumps(build_attribute_columns(table_of_secrets, "salt"))
+        json.dumps(build_attribute_columns(table_of_secrets, "salt", canaries=()))
     )
     read_secret_details(tmp_path)  # imports are no part of what is held
     tracemalloc.start()

@@ -197,7 +197,7 @@ def test_a_ruling_on_a_claim_says_what_its_audit_could_show(tmp_path: Path, caps
     said = " ".join(capsys.readouterr().out.split())
     assert f"of the claimed ε 4 this audit could show at most about {ceiling:.2f}" in said
     # an interval that supposes a shape is said to be of that shape
-    low, high = bound_shape_mu(1000, LEAKS[0].rights, 0.05)
+    low, high = bound_shape_mu(1000, LEAKS[0].rights, 0.05, copies=1)
     mu = f"of a Gaussian mechanism and these scores, μ is {low:.2f} to {high:.2f} (95%, two-sided)"
     assert mu in said and mu in render_markdown_report(read_result(folder))
 

@@ -333,7 +333,7 @@ def test_a_beam_of_one_is_greedy_and_a_wide_one_is_exhaustive() -> None:
     model, prefixes = Table(1, 1.5), torch.tensor([[0, 1], [2, 2]])
     greedy = sample_candidates(model, prefixes, L, GREEDY, np.zeros((2, 1, L, 3)))
     model.rows = 0
-    for one, expected in zip(beam_search(model, prefixes, L, 1), greedy, strict=True):
+    for one, expected in zip(beam_search(model, prefixes, L, 1, forbidden=()), greedy, strict=True):
         assert torch.equal(one.suffixes, expected.suffixes) and one.rows == L
     assert model.rows == 2 * L
     allowed = [t for t in range(V) if t != 3]
@@ -341,7 +341,7 @@ def test_a_beam_of_one_is_greedy_and_a_wide_one_is_exhaustive() -> None:
     assert {tuple(s) for s in wide.suffixes.tolist()} == set(itertools.product(allowed, repeat=L))
     assert wide.nll.tolist() == sorted(wide.nll.tolist())
     with pytest.raises(AuditError, match="expected beams >= 1, got 0"):
-        beam_search(model, prefixes, L, 0)
+        beam_search(model, prefixes, L, 0, forbidden=())
 
 
 # --- what it costs

@@ -386,7 +386,7 @@ tokens = st.lists(st.integers(1, 30), max_size=12)
 @given(tokens, st.integers(1, 200))
 def test_stop_pays_whole_answers_in_secret_order(answers: list[int], budget: int) -> None:
     planned = {("r", f"s{i}"): count for i, count in enumerate(answers)}
-    shared = divide_query_budget(QueryBudget(budget, "stop"), planned)
+    shared = divide_query_budget(QueryBudget(budget, "stop"), planned, lots=None)
     assert list(shared) == list(planned)[: len(shared)]
     assert all(shared[key] == planned[key] for key in shared) and sum(shared.values()) <= budget
     if len(shared) < len(planned):  # the next one would not have been paid for
@@ -398,7 +398,7 @@ def test_public_pays_the_first_tokens_and_answers_everybody(
     answers: list[int], budget: int
 ) -> None:
     planned = {("r", f"s{i}"): count for i, count in enumerate(answers)}
-    shared = divide_query_budget(QueryBudget(budget, "public"), planned)
+    shared = divide_query_budget(QueryBudget(budget, "public"), planned, lots=None)
     assert list(shared) == list(planned)
     assert sum(shared.values()) == min(budget, sum(answers))
     paid = list(shared.values())
@@ -526,7 +526,7 @@ def test_what_the_public_model_answers_is_not_charged(neox: HuggingFaceModel) ->
     name = view(neox, TEXT_ONLY).sampling_recipe_name(TOP_P, "")
     planned = {(name, query.id): 6 * query.length for query in queries()}
     for exhaustion in ("public", "stop"):
-        allowance = divide_query_budget(QueryBudget(50, exhaustion), planned)
+        allowance = divide_query_budget(QueryBudget(50, exhaustion), planned, lots=None)
         spent = charged(neox, [PrivateRecipe(TOP_P), PrivateRecipe(TOP_P)], allowance)
         assert spent == {"public": 50, "stop": 18 + 24}[exhaustion]
 

@@ -124,7 +124,7 @@ def test_samples_that_end_within_a_character_are_tried_with_other_seeds(
 
 def test_what_the_real_server_answers_is_read() -> None:
     prompt = (1, 345, 300, 467)
-    assert LLAMA.parse_prompt_log_probs(FORCED, prompt).log_probs == (
+    assert LLAMA.parse_prompt_log_probs(FORCED, prompt, likeliest=0).log_probs == (
         None,
         None,
         None,
@@ -134,11 +134,11 @@ def test_what_the_real_server_answers_is_read() -> None:
     assert beside.log_probs[-1] == -5.392361164093018 and beside.ranks == (1, 1, 1, 2)
     assert beside.likeliest[-1] == ((395, -0.024447018280625343), (2, -5.392361164093018))
     with pytest.raises(IgnoredParameter, match="no log-probability of a forced token came"):
-        LLAMA.parse_prompt_log_probs(HELD_BACK, prompt)
+        LLAMA.parse_prompt_log_probs(HELD_BACK, prompt, likeliest=0)
     with pytest.raises(
         IgnoredParameter, match="another token is drawn than the one that is forced"
     ):
-        LLAMA.parse_prompt_log_probs(FORCED, (1, 345, 300, 5))
+        LLAMA.parse_prompt_log_probs(FORCED, (1, 345, 300, 5), likeliest=0)
     with pytest.raises(MalformedAnswer, match="4 tokens came, not all of the vocabulary"):
         LLAMA.parse_prompt_log_probs(FORCED, prompt, 4)
 
@@ -189,9 +189,9 @@ def test_no_text_says_a_prefix_that_begins_or_ends_within_a_character() -> None:
 
 def test_what_is_asked_depends_on_what_the_token_writes() -> None:
     plain, split, listed = (
-        LLAMA.build_scoring_body([1, 5, 9]),
-        LLAMA.build_scoring_body([1, 5, 9], split=True),
-        LLAMA.build_scoring_body([1, 5, 9], 2),
+        LLAMA.build_scoring_body([1, 5, 9], likeliest=0, split=False),
+        LLAMA.build_scoring_body([1, 5, 9], split=True, likeliest=0),
+        LLAMA.build_scoring_body([1, 5, 9], 2, split=False),
     )
     assert (
         plain["prompt"] == [1, 5] and plain["logit_bias"] == [[9, 1e4]] and plain["logprobs"] == 1

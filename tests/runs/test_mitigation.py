@@ -148,7 +148,7 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(
         else {"orient": "records", "lines": name == "a.jsonl"}
     )
     getattr(frame, write)(path, **more)
-    write_kept_data(CopyCap(most=2), str(path), to)
+    write_kept_data(CopyCap(most=2), str(path), to, text_column=None)
     read: Any = {".csv": lambda p: pd.read_csv(p, dtype=str), ".parquet": pd.read_parquet}.get(
         path.suffix, lambda p: pd.read_json(p, lines=name == "a.jsonl", dtype=False)
     )
@@ -167,9 +167,13 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(
 def test_nothing_to_leave_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in DATA))
     with refuses("cap", "8"):
-        write_kept_data(CopyCap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+        write_kept_data(
+            CopyCap(most=3), str(tmp_path / "a.jsonl"), tmp_path / "b.jsonl", text_column=None
+        )
     with refuses("drop", "32"):
-        write_kept_data(DropRecords(times=2), _repeated(tmp_path), tmp_path / "b.jsonl")
+        write_kept_data(
+            DropRecords(times=2), _repeated(tmp_path), tmp_path / "b.jsonl", text_column=None
+        )
     assert not (tmp_path / "b.jsonl").exists()
 
 

@@ -42,7 +42,7 @@ class Second(First):
 def rows(*defenses: Defense, without: tuple[str, ...] = ()) -> list[tuple[str, str, bool]]:
     return [
         (r.name, r.title, r.companion)
-        for r in list_defense_rows(defenses, lambda control: control.name not in without)
+        for r in list_defense_rows(defenses, lambda control: control.name not in without, others=())
     ]
 
 
@@ -91,7 +91,7 @@ def test_equal_controls_are_one_row_and_others_have_names_of_their_own() -> None
         ("control-of-first", "Control (of First)", True),
         ("control", "Control", False),
     ]
-    held = list_defense_rows(asked, lambda control: True)
+    held = list_defense_rows(asked, lambda control: True, others=())
     assert (
         name_defense_row(held, Control(1)) == "control-of-first"
         and name_defense_row(held, Control(4)) == ""

@@ -38,7 +38,7 @@ def adjust(shift: float, leak: float, seed: int = 0) -> tuple[Measurement, Measu
         {"loss": scores}, {"blind": blind}, features, member, group
     )["loss"]
     adjusted, parts = adjusted_auc.estimate_adjusted_auc(
-        "adjusted", scores, member, weights.weights, widen=weights.widen
+        "adjusted", scores, member, weights.weights, widen=weights.widen, note=""
     )
     if adjusted.n:
         for side in (member, ~member):
@@ -51,7 +51,9 @@ def test_equal_weights_give_the_usual_auc_and_its_interval() -> None:
     scores = scores.round(1)  # ties count half in both
     weights = np.full(N, 2 / N)
     usual = roc.estimate_auc("x", scores[member], scores[~member])
-    weighted, _ = adjusted_auc.estimate_adjusted_auc("x", scores, member, weights)
+    weighted, _ = adjusted_auc.estimate_adjusted_auc(
+        "x", scores, member, weights, note="", widen=1.0
+    )
     assert weighted.value == pytest.approx(usual.value)
     assert (weighted.low, weighted.high) == pytest.approx((usual.low, usual.high), abs=1e-3)
 

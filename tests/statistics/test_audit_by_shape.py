@@ -107,7 +107,7 @@ def test_the_interval_of_mu_covers(mu: float, copies: int) -> None:
 
 
 def test_mu_is_unbounded_if_every_guess_is_right() -> None:
-    low, high = bound_shape_mu(100, list_guess_counts(100), 0.05)
+    low, high = bound_shape_mu(100, list_guess_counts(100), 0.05, copies=1)
     assert 0 < low < high == math.inf
     # all right is as unlikely as half of the level, to a step of the search
     refuted, next_noise = (
@@ -115,4 +115,6 @@ def test_mu_is_unbounded_if_every_guess_is_right() -> None:
         for noise in (1 / low, 1 / low / 1.005)
     )
     assert refuted < 0.025 <= next_noise
-    assert bound_shape_mu(100, tuple(r // 2 for r in list_guess_counts(100)), 0.05)[0] == 0
+    assert (
+        bound_shape_mu(100, tuple(r // 2 for r in list_guess_counts(100)), 0.05, copies=1)[0] == 0
+    )

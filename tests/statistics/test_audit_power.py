@@ -71,7 +71,10 @@ def test_played_audits_catch_it_so_often(sampling: Sampling, limit: float, power
 
 def test_so_many_right_refute_alone_and_one_fewer_does_not() -> None:
     for m, epsilon, delta in [(100, 1.0, 0.0), (1000, 2.0, 1e-5), (1000, 0.5, 1e-3)]:
-        needed, counts = find_refuting_right_counts(m, epsilon, delta, 0.05), list_guess_counts(m)
+        needed, counts = (
+            find_refuting_right_counts(m, epsilon, delta, 0.05, copies=1),
+            list_guess_counts(m),
+        )
         for i, (r, v) in enumerate(zip(counts, needed, strict=True)):
             for right, refuted in ((v, True), (v - 1, False)):
                 if right <= r:
@@ -181,7 +184,7 @@ def test_many_steps_are_close_to_two_gaussians() -> None:
     q, steps, noise = 0.25, 10_000, 2.0
     separation = steps * q / math.sqrt(steps * noise**2 + steps * q * (1 - q) / 2)
     close = compute_likelihood_ratio_distribution(1 / separation, GAUSSIAN)
-    exact = compute_final_model_distribution(noise, (q, steps))
+    exact = compute_final_model_distribution(noise, (q, steps), copies=1)
     assert exact.inside.sum() == pytest.approx(1, abs=1e-9)
     for epsilon in (1.0, 100.0):
         assert exact.delta(epsilon) == pytest.approx(close.delta(epsilon), rel=0.02)

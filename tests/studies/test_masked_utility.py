@@ -138,7 +138,7 @@ def mixing(
     inputs: Path, sweep: dict[str, Any], options: dict[str, Any] | None = None, **more: Any
 ) -> list[dict[str, Any]]:
     plan = plan_mixing(sweep, options, **own(inputs), **more)
-    return [row.measured for row in measure_utility_points(plan, Silent()).rows]
+    return [row.measured for row in measure_utility_points(plan, Silent(), command="").rows]
 
 
 # --- the numbers
@@ -147,7 +147,7 @@ def mixing(
 
 def test_the_ends_are_exact_and_epsilon_is_the_papers(inputs: Path) -> None:
     plan = plan_mixing({"weight": [0.0, 0.3, 1.0]}, **own(inputs))
-    result = measure_utility_points(plan, Silent())
+    result = measure_utility_points(plan, Silent(), command="")
     size = load_masked(str(inputs / "masked")).vocab_size
     bare, none, some, whole = (row.measured for row in result.rows)
     assert "12 texts, masked 2 times" in result.notes[0]
@@ -279,7 +279,7 @@ def in_the_lab(
 ) -> Utility:
     monkeypatch.setenv("AUDIT_CACHE", str(cache))
     plan = plan_mixing(sweep, lab_recipe=LAB, **more)
-    return measure_utility_points(plan, Silent())
+    return measure_utility_points(plan, Silent(), command="")
 
 
 def test_a_defense_of_causal_models_is_refused(

@@ -189,7 +189,7 @@ def test_per_sample_gradients_are_those_of_single_records(make: Any, ghost: bool
     expected = single_gradients(model.train(), EXAMPLES[:5])
     wrapped = per_sample.wrap_opacus(model, ghost)
     per_sample.compute_padded_record_nlls(
-        wrapped, *per_sample.pad_examples(EXAMPLES[:5], 0)
+        wrapped, *per_sample.pad_examples(EXAMPLES[:5], 0, device="cpu")
     ).sum().backward()
     named = list_trainable_parameters(model)
     assert set(expected[0]) == set(named)

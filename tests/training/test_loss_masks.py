@@ -46,7 +46,9 @@ def test_every_loss_is_of_the_learnt_tokens_alone() -> None:
         expected, abs=1e-12
     )
     longer = [loss_masks.apply_loss_mask(RECORD), (1,) * 9]  # padding beside it changes nothing
-    losses = per_sample.compute_padded_record_nlls(model, *per_sample.pad_examples(longer, 0))
+    losses = per_sample.compute_padded_record_nlls(
+        model, *per_sample.pad_examples(longer, 0, device="cpu")
+    )
     assert float(losses[0]) == pytest.approx(expected, abs=1e-12)
 
 
@@ -91,7 +93,7 @@ def test_nothing_to_learn_is_no_gradient_and_no_nan() -> None:
         finetune.compute_causal_loss(model, rows),
         side_by_side.compute_row_nlls(model, rows)[0],
         per_sample.compute_padded_record_nlls(
-            model, *per_sample.pad_examples([tuple(rows[0].tolist())], 0)
+            model, *per_sample.pad_examples([tuple(rows[0].tolist())], 0, device="cpu")
         )[0],
     ):
         (gradient,) = torch.autograd.grad(loss, model.get_output_embeddings().weight)

@@ -120,7 +120,9 @@ def trained_privately(lab: Lab, names: Sequence[str]) -> Iterator[tuple[str, Lan
     """Yield the title, with epsilon, and the model of each private training and its controls."""
     known = registry.list_defenses()
     defenses = [build_plugin("defense", known, name, lab.defense_defaults[name]) for name in names]
-    for row in shown_rows.list_defense_rows(defenses, lambda control: isinstance(control, Trainer)):
+    for row in shown_rows.list_defense_rows(
+        defenses, lambda control: isinstance(control, Trainer), others=()
+    ):
         assert isinstance(row.defense, Trainer)
         folder = lab.trained_folder(row.defense)
         privacy = read_privacy_record(folder)

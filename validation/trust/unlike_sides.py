@@ -46,7 +46,7 @@ def judge_draw(features: Floats, member: Bools, scores: Floats) -> tuple[bool, .
         {"score": scores}, controls, features, member, group
     )["score"]
     adjusted, _ = adjusted_auc.estimate_adjusted_auc(
-        "adjusted", scores, member, overlap.weights, widen=overlap.widen
+        "adjusted", scores, member, overlap.weights, widen=overlap.widen, note=""
     )
     is_above = roc.estimate_auc("", scores[member], scores[~member]).low > 0.5
     is_unlike = overlap.widen > 1
