@@ -115,16 +115,13 @@ def drop_near_duplicate_texts(texts: Sequence[str], threshold: float) -> list[st
         candidates = []
         for candidate in index.query(sketch):
             candidates.append(shingles_by_number[candidate])
-        if any(_jaccard_similarity(shingles, other) >= threshold for other in candidates):
+        # Jaccard similarity
+        if any(len(shingles & other) / len(shingles | other) >= threshold for other in candidates):
             continue
         index.insert(number, sketch)
         shingles_by_number[number] = shingles
         remaining.append(text)
     return remaining
-
-
-def _jaccard_similarity(first: frozenset[str], second: frozenset[str]) -> float:
-    return len(first & second) / len(first | second)
 
 
 def _choose_lsh_bands(threshold: float) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -27,21 +27,11 @@ def _build_exposure_tail_blocks(material: ReportMaterial) -> list[Block]:
     titles_above = []
     longest = -math.inf
     for f, values in exposures:
-        points = []
-        cells = []
-        is_above = False
-        for x, y in detailed.compute_survival_function(values):
-            points.append(PlotPoint(x, y))
-            row = [phrases.format_number(x)]
-            band = bound_null_exposure_tail(x, n)
-            for share in (y, 2**-x, band):
-                row.append(f"{phrases.format_percent(share)}%")
-            cells.append(tuple(row))
-            is_above |= y > band
-            longest = max(longest, x)
+        points = [PlotPoint(x, y) for x, y in detailed.compute_survival_function(values)]
+        longest = max(longest, *values)
         series.append(Series(phrases.title_target(result, f.target), points, f.setting))
-        groups.append(Group(title_attack_row(result, f), cells))
-        if is_above:
+        groups.append(Group(title_attack_row(result, f), _tabulate_exposure_tail(points, n)))
+        if any(point.y > bound_null_exposure_tail(point.x, n) for point in points):
             titles_above.append(phrases.title_row(result, f))
     title = "Exposure of the canaries and its null"
     text = (
@@ -70,6 +60,17 @@ def _build_exposure_tail_blocks(material: ReportMaterial) -> list[Block]:
         null=Series("", null),
     )
     return [Figures([figure])]
+
+
+def _tabulate_exposure_tail(points: Sequence[PlotPoint], n: int) -> list[tuple[str, ...]]:
+    """Return a row per point: bits, share, share without memorisation, and the end of the band."""
+    rows = []
+    for point in points:
+        row = [phrases.format_number(point.x)]
+        for share in (point.y, 2**-point.x, bound_null_exposure_tail(point.x, n)):
+            row.append(f"{phrases.format_percent(share)}%")
+        rows.append(tuple(row))
+    return rows
 
 
 def _list_member_exposures(

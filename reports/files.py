@@ -42,8 +42,8 @@ def write_result(folder: Path, result: AuditResult) -> None:
 
 def rewrite_run_reports(
     folder: Path,
-    since: Comparison | None,
-    reveal: bool,
+    since: Comparison | None = None,
+    reveal: bool = False,
     result: AuditResult | None = None,
 ) -> tuple[Path, ...]:
     """Render the reports again from the run folder only; return their paths, HTML first.

@@ -30,7 +30,7 @@ from auditor.reports.tables import RowTable, render_rich_table
 
 
 def build_report_screen(
-    result: AuditResult, folder: Path, details: SecretDetails | None
+    result: AuditResult, folder: Path, details: SecretDetails | None = None
 ) -> Iterator[RenderableType]:
     """Yield the sections of the report, then the report's path and the next command."""
     document = build_page_document(result, details)

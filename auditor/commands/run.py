@@ -219,7 +219,7 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
     if grid_flags.seeds is not None:
         base["seeds"] = plan.parse_seed_ranges(grid_flags.seeds)
     values = options.collect_plan_values(flags, base)
-    if plan.is_plan_grid(base):
+    if any(name in base for name in plan.GRID):
         return plan.expand_plan_grid(plan.merge_plan_values(base, values))
     return plan.make_plan(base, {**values, "command": console.get_command_line()})
 

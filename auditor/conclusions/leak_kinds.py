@@ -246,7 +246,7 @@ def read_repeat_leaks(
     for count, m in finding.by_repeats.items():
         if count.isdecimal():
             shares[count] = m
-    for count, reading in _read_part_leaks(finding, shares, baseline, name):
+    for count, reading in _read_part_leaks(shares, baseline, name):
         yield replace(reading, count=count)
 
 
@@ -263,12 +263,11 @@ def read_group_leaks(
         baseline: the number of non-members or by chance; None if unknown.
         name: name of the metric.
     """
-    for group, reading in _read_part_leaks(finding, finding.by_group, baseline, name):
+    for group, reading in _read_part_leaks(finding.by_group, baseline, name):
         yield replace(reading, part=f"group {group}")
 
 
 def _read_part_leaks(
-    finding: Finding,
     shares: Mapping[str, Measurement],
     baseline: Measurement | float | None,
     name: str,
@@ -279,7 +278,6 @@ def _read_part_leaks(
     baseline.
 
     Args:
-        finding: the finding.
         shares: the measurement of each part, by key.
         baseline: the number of non-members or by chance; None if unknown.
         name: name of the metric; other measurements in `shares` are skipped.

@@ -105,16 +105,9 @@ def read_erasure_records(
     control = _read_control(remaining)
     targets = tuple(record for _, record in (*removed, *control))
     _require_equal_dimensions(targets)
-    windows = WindowIndex(choose_window_count(len(targets)))
-    for i, record in enumerate(targets):
-        windows.add_text(i, record.text)
-        if record.vector is not None:
-            windows.add_vector(i, record.vector)
-    windows.finish()
+    windows = _index_windows(targets)
     directions = _list_directions(targets)
     highest_cosines = np.full(len(targets), -1.0)
-    for i, record in enumerate(targets):
-        windows.mark_shared([record.text], i)
     n_rows = 0
     own_rows = {row: len(removed) + i for i, (row, _) in enumerate(control)}
     n_deleted = len(removed)
@@ -153,6 +146,19 @@ def read_erasure_records(
         frozenset(hashes),
         (deleted, remaining),
     )
+
+
+def _index_windows(targets: Sequence[StoredRecord]) -> WindowIndex:
+    """Index the targets' texts and vectors, and mark the windows that several targets share."""
+    windows = WindowIndex(choose_window_count(len(targets)))
+    for i, record in enumerate(targets):
+        windows.add_text(i, record.text)
+        if record.vector is not None:
+            windows.add_vector(i, record.vector)
+    windows.finish()
+    for i, record in enumerate(targets):
+        windows.mark_shared([record.text], i)
+    return windows
 
 
 def compute_highest_cosines(

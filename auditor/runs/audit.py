@@ -51,7 +51,7 @@ from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, ClaimTokenMeter, Setting, View
 from auditor.privacy.promises import PrivacyRecord
 from auditor.records.folder import RunFolder
-from auditor.runs import generations, machine, packed_rows, personal_data
+from auditor.runs import generations, machine, packed_rows, personal_data, text_form
 from auditor.runs.generations import TrainingCorpus
 from auditor.runs.personal_data import PersonalDataOfSecrets
 from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
@@ -653,7 +653,8 @@ def resolve_site_prefix(site: Site, known: Sequence[Pair], longest: int) -> Pref
         longest: number of tokens of the longest context, without the prefix token.
     """
     benchmark = site.benchmark
-    options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, site.is_choice_hurried)
+    hurried = site.form_rows < text_form.ROWS
+    options = (benchmark.canaries, benchmark.framed, benchmark.as_trained, hurried)
     recorded = site.recorded_prefix
     # Training put this prefix before whole records only.
     if any(secret.at > len(secret.prefix) for secret in benchmark.secrets):

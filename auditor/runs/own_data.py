@@ -86,23 +86,31 @@ def load_own_benchmark(
         benchmark.doubts += tuple(_list_character_doubts(benchmark.secrets, model))
     # If the sizes are equal, every token is in the distribution.
     if model.tokenizer is not None and len(model.tokenizer) != model.vocab_size:
-        texts = build_secret_table(benchmark.secrets).texts
-        known = (pair.tokens for pair in benchmark.known)
-        check_tokens_within_vocabulary(
-            "the data",
-            itertools.chain(texts, known, benchmark.heldout),
-            model.vocab_size,
-            model.name,
-        )
-        more = len(model.tokenizer) > model.vocab_size
-        benchmark.notes += (
-            f"the model's distribution has {model.vocab_size} entries, its tokenizer "
-            f"{len(model.tokenizer)} tokens: "
-            + ("the data use no token beyond these entries" if more else "the rest is padding"),
-        )
+        benchmark.notes += (_compare_vocabulary_sizes(benchmark, model),)
     if len(benchmark.secrets) > _MANY:
         release_unused_memory()  # the rows took several times the memory of the secrets
     return benchmark
+
+
+def _compare_vocabulary_sizes(benchmark: Benchmark, model: LanguageModel) -> str:
+    """Return a note on a distribution that is smaller or larger than the tokenizer's vocabulary.
+
+    Raise AuditError if the data have a token without an entry in the distribution.
+    """
+    texts = build_secret_table(benchmark.secrets).texts
+    known = (pair.tokens for pair in benchmark.known)
+    check_tokens_within_vocabulary(
+        "the data",
+        itertools.chain(texts, known, benchmark.heldout),
+        model.vocab_size,
+        model.name,
+    )
+    more = len(model.tokenizer) > model.vocab_size
+    return (
+        f"the model's distribution has {model.vocab_size} entries, its tokenizer "
+        f"{len(model.tokenizer)} tokens: "
+        + ("the data use no token beyond these entries" if more else "the rest is padding")
+    )
 
 
 def _load_row_benchmark(

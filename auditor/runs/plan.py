@@ -227,10 +227,6 @@ def name_grid_point(variant: str, at: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, [variant, *(f"{key}={value}" for key, value in at.items())]))
 
 
-def is_plan_grid(raw: Mapping[str, Any]) -> bool:
-    return any(name in raw for name in GRID)
-
-
 def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     """List all runs of a raw plan. All runs with one seed come before those with the next seed.
 

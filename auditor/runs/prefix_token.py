@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, PrefixToken, Secret, Tokens
 from auditor.core.plan_fields import AUTO, NONE
@@ -275,30 +276,14 @@ def _choose_likeliest_prefix_token(
 
     if not implies_capability(model.capabilities, "likelihood"):
         return chosen(default, f"{basis}; {model.name} gives no log-probabilities to choose by")
-    most = max(map(len, candidates))
-    pairs = [pair for pair in known if most + len(pair.tokens) <= room]
-    # Use the same pairs for every seed: the prefix token is not random.
-    order = make_keyed_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
-    pairs = [pairs[i] for i in order.tolist()]
+    pairs = _sample_fitting_pairs(known, room - max(map(len, candidates)))
     if hurried and not framed:  # a template starts every text the same way
         pairs = [_shorten_pair(pair) for pair in pairs]
         description = f"beginnings of {description}"
     pairs = [Pair(pair.prefix, pair.suffix[:_SCORED]) for pair in pairs]
     if not pairs:
         return chosen(default, f"{basis}; no {description} to choose by")
-    ends = sorted({min(end, len(pairs)) for end in (*_LOOKS, len(pairs))})
-    nll = dict.fromkeys(candidates, np.empty(0))
-    best = default
-    for start, end in pairwise([0, *ends]):
-        texts = []  # in a single batch
-        for prefix_token in candidates:
-            texts += [Pair(prefix_token + pair.prefix, pair.suffix) for pair in pairs[start:end]]
-        values = compute_pair_nlls(model, texts).reshape(len(candidates), -1)
-        for prefix_token, row in zip(candidates, values, strict=True):
-            nll[prefix_token] = np.append(nll[prefix_token], row)
-        best = choose_likeliest_reading(default, nll, len(ends))
-        if is_choice_clear(best, nll, _MARGIN, len(ends), hurried):
-            break
+    best, nll = _compare_prefix_tokens(model, candidates, pairs, hurried)
     if best != default:
         basis = f"the most likely of the {len(nll)} tried"
     measured = (
@@ -309,6 +294,39 @@ def _choose_likeliest_prefix_token(
         if tokens != best:
             rivals.append(f"with {describe_prefix_token(tokens, words)} {losses.mean():.3f}")
     return chosen(best, "; ".join(filter(None, (basis, measured, ", ".join(rivals)))))
+
+
+def _sample_fitting_pairs(known: Sequence[Pair], room: float) -> list[Pair]:
+    """Return at most PAIRS of the pairs that have at most `room` tokens."""
+    pairs = [pair for pair in known if len(pair.tokens) <= room]
+    # Use the same pairs for every seed: the prefix token is not random.
+    order = make_keyed_generator("prefix_token", len(pairs)).permutation(len(pairs))[:PAIRS]
+    return [pairs[i] for i in order.tolist()]
+
+
+def _compare_prefix_tokens(
+    model: LanguageModel, candidates: Sequence[Tokens], pairs: Sequence[Pair], hurried: bool
+) -> tuple[Tokens, Mapping[Tokens, Floats]]:
+    """Score more and more pairs with each candidate until the choice is clear.
+
+    Returns:
+        The most likely candidate; the first, unless another is better.
+        The mean loss per token of each scored pair, (pairs,), keyed by candidate.
+    """
+    ends = sorted({min(end, len(pairs)) for end in (*_LOOKS, len(pairs))})
+    nll = dict.fromkeys(candidates, np.empty(0))
+    best = candidates[0]
+    for start, end in pairwise([0, *ends]):
+        texts = []  # in a single batch
+        for prefix_token in candidates:
+            texts += [Pair(prefix_token + pair.prefix, pair.suffix) for pair in pairs[start:end]]
+        values = compute_pair_nlls(model, texts).reshape(len(candidates), -1)
+        for prefix_token, row in zip(candidates, values, strict=True):
+            nll[prefix_token] = np.append(nll[prefix_token], row)
+        best = choose_likeliest_reading(candidates[0], nll, len(ends))
+        if is_choice_clear(best, nll, _MARGIN, len(ends), hurried):
+            break
+    return best, nll
 
 
 def _shorten_pair(pair: Pair) -> Pair:

@@ -206,7 +206,7 @@ def _measure_audit(
         base=audit.site.attacked_adapter_base_name,
         prefix_token=audit.prefix_token.said,
         methods={name: method.measures for name, method in methods.items()},
-        metrics=selection.declared_metric_titles,
+        metrics={name: title for m in selection.methods for name, title in m.metrics.items()},
         own_methods=selection.own_methods,
         sections=_list_plugin_sections(selection, findings),
     )

@@ -159,11 +159,6 @@ class PluginSelection:
         return tuple(names)
 
     @property
-    def declared_metric_titles(self) -> dict[str, str]:
-        """Titles of the metrics that attacks and probes declare, by metric name."""
-        return {name: title for method in self.methods for name, title in method.metrics.items()}
-
-    @property
     def reference_models_asked_by_probes(self) -> tuple[str, ...]:
         """Values of the option `references` of the run's probes, without duplicates.
 

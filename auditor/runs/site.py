@@ -60,7 +60,8 @@ class Site(SiteModels):
     Args:
         subject: plan values that decide the attacked model and the secrets. Runs with the same
             values may share both.
-        form_rows: largest number of data rows used to choose the text form.
+        form_rows: largest number of data rows used to choose the text form. If it is lower than
+            usual, only a few known pairs choose the prefix token.
         soft_prompt_rows: number of embedding vectors in the longest soft prompt. Each takes the
             place of a token in the context.
     """
@@ -69,16 +70,6 @@ class Site(SiteModels):
     form_rows = text_form.ROWS
     # rows of the longest soft prompt of an attack: they take room in a context
     soft_prompt_rows = 0
-
-    @property
-    def is_choice_hurried(self) -> bool:
-        """True if only a few known pairs choose the prefix token, as only a few rows the form."""
-        return self.form_rows < text_form.ROWS
-
-    @property
-    def relearn_rate(self) -> float:
-        """Default learning rate of `--relearn`."""
-        return 5e-5 if self.recipe is None else 1e-4
 
     @property
     def default_attack_options(self) -> Mapping[str, Mapping[str, Any]]:

@@ -215,7 +215,7 @@ class UnlearningBaselines:
     def __init__(self, site: Site) -> None:
         self.site = site
         self.steps = site.plan.defenses.relearn
-        self.rate = site.plan.defenses.relearn_rate or site.relearn_rate
+        self.rate = site.plan.defenses.relearn_rate or (5e-5 if site.recipe is None else 1e-4)
         self._made: dict[UnlearningBaseline, LanguageModel] = {}
 
     def load_baseline(self, defense: Defense) -> LanguageModel:

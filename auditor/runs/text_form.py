@@ -125,7 +125,7 @@ def choose_text_form(
     if not rows or tokenizer is None or not getattr(tokenizer, "is_fast", False):
         return None  # `Files` reports the fault
     if recorded_form is not None:
-        return _parse_form_checking_digest(recorded_form, plan, tokenizer), recorded_form
+        return _parse_form_checking_digest(recorded_form, tokenizer), recorded_form
     nonmembers: Sequence[Conversation] = ()
     if plan.nonmembers is not None:
         nonmembers = sample_data_conversations(reader, "--nonmembers", plan.nonmembers, most) or ()
@@ -134,12 +134,7 @@ def choose_text_form(
     usual = candidates[0]
     is_requested = plan.template != AUTO
     if not implies_capability(model.capabilities, "likelihood"):
-        cause = "as asked for" if is_requested else "the default"
-        sentence = (
-            f"text form {usual.name_with_day}, {cause}: {model.name} gives no log-probabilities to "
-            "check it by"
-        )
-        return usual, TextForm(usual.name, usual.day, usual.digest, sentence)
+        return usual, _record_unchecked_form(usual, model.name, is_requested)
     hurried = most < ROWS
     sample = _score_renderings(model, candidates, usual, rows, nonmembers, hurried)
     best = usual
@@ -147,8 +142,8 @@ def choose_text_form(
     if len(sample):
         if not is_requested:
             # The usual rendering may be missing if it writes too few of the rows.
-            first = next((form for form in sample.members if form == usual), None)
-            best = choose_likeliest_reading(first or next(iter(sample.members)), sample.members)
+            first = usual if usual in sample.members else next(iter(sample.members))
+            best = choose_likeliest_reading(first, sample.members)
         doubts = _describe_form_doubts(sample, best, is_requested)
     if best.writes_day:
         best, day_doubts = _choose_likeliest_day(days, model, best, rows, hurried)
@@ -159,15 +154,23 @@ def choose_text_form(
     return best, TextForm(best.name, best.day, best.digest, sentence, tuple(doubts))
 
 
+def _record_unchecked_form(usual: ChatRendering, model: str, is_requested: bool) -> TextForm:
+    """Record the usual rendering for a model whose likelihoods cannot confirm it."""
+    cause = "as asked for" if is_requested else "the default"
+    sentence = (
+        f"text form {usual.name_with_day}, {cause}: {model} gives no log-probabilities to check it "
+        "by"
+    )
+    return TextForm(usual.name, usual.day, usual.digest, sentence)
+
+
 _UNKNOWN = (
     "; without --nonmembers nobody knows whether members are more likely than others in it, which "
     "would confirm it"
 )
 
 
-def _parse_form_checking_digest(
-    recorded_form: TextForm, plan: DataPlan, tokenizer: object
-) -> ChatRendering:
+def _parse_form_checking_digest(recorded_form: TextForm, tokenizer: object) -> ChatRendering:
     form = chat_rendering.parse_chat_rendering(recorded_form.template, recorded_form.day, tokenizer)
     if form.digest != recorded_form.digest:
         raise AuditError(

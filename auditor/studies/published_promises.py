@@ -328,7 +328,7 @@ def check_published_query(
 
 
 def _compute_exact_epsilon(
-    query: GivenDistributions, model: LanguageModel, other: LanguageModel, tokens: int, delta: float
+    model: LanguageModel, other: LanguageModel, tokens: int, delta: float
 ) -> float:
     # Any context will do, because these models ignore it: T tokens are T independent draws.
     context = torch.zeros(1, 1, dtype=torch.long)
@@ -373,7 +373,7 @@ def check_published_dp_fusion_claim(query: GivenDistributions, options: Options)
         # 4 beta of Renyi divergence a token, converted to an epsilon by Mironov 2017, Proposition
         # 3.
         claimed = 4 * beta * tokens + math.log(1 / delta) / (alpha - 1)
-        exact = _compute_exact_epsilon(query, served, other, tokens, delta)
+        exact = _compute_exact_epsilon(served, other, tokens, delta)
         yield PromiseCheck(query, "replace", exact, claimed, count=tokens)
     # Hoelder (Mironov 2017, Proposition 11), both terms at order alpha; against the public model,
     # the radius itself.
@@ -408,7 +408,7 @@ def check_published_pmixed_claim(query: GivenDistributions, options: Options) ->
         for relation in only:
             # Member 0 is the examined member.
             exact = _compute_exact_epsilon(
-                query, model, model.neighbour_model(relation, 0), defense.queries, defense.delta
+                model, model.neighbour_model(relation, 0), defense.queries, defense.delta
             )
             words = relation.replace("_", " ")
             count = defense.queries
@@ -461,7 +461,7 @@ def check_published_uniform_mixing_claim(query: GivenDistributions, options: Opt
     for tokens in query.setting.get("tokens", ()):
         claimed = compute_uniform_mixing_epsilon(defense.weight, public.vocab_size, tokens)
         # Delta 0: the promise is pure.
-        exact = _compute_exact_epsilon(query, served, other, tokens, 0.0)
+        exact = _compute_exact_epsilon(served, other, tokens, 0.0)
         yield PromiseCheck(query, "any two models", exact, claimed, count=tokens)
 
 
@@ -481,7 +481,7 @@ def check_published_invisible_ink_claim(query: GivenDistributions, options: Opti
     model = InvisibleInkModel(ensemble, protected.ink, protected.name, protected.promise)
     yield from check_published_query(model, query, ("zero_out", "range_zero_out"))
     exact = _compute_exact_epsilon(
-        query, model, model.neighbour_model("zero_out", 0), defense.queries, defense.delta
+        model, model.neighbour_model("zero_out", 0), defense.queries, defense.delta
     )
     yield PromiseCheck(query, "zero out", exact, epsilon, count=defense.queries)
 

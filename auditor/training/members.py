@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -215,7 +214,13 @@ def train_private_members(
                 training.write_member()
                 on_written(training.member)
         if checkpoint is not None:
-            checkpoint.save_when_due(seconds_between, partial(_collect_states, active))
+            # Finished members need no state: their folders exist.
+            checkpoint.save_when_due(
+                seconds_between,
+                lambda: {
+                    training.member.folder.name: training.fitting.state() for training in active
+                },
+            )
     return max_count
 
 
@@ -234,11 +239,6 @@ def _take_joint_step(
     losses.sum().backward()
     for training in trainings:
         training.fitting.step()
-
-
-def _collect_states(active: Sequence[_MemberTraining]) -> dict[str, Any]:
-    """Return the states of members in progress; finished members need none: they have folders."""
-    return {training.member.folder.name: training.fitting.state() for training in active}
 
 
 def _choose_losses(

@@ -112,10 +112,6 @@ class UnreadRows:
     of_several_users: frozenset[int] = frozenset()
     kinds: ColumnKinds = field(default_factory=dict)
 
-    def contain_rows(self, table: DataTable) -> list[bool]:
-        """Return whether this table contains each row of a second table."""
-        return np.isin(table.hash_rows(), self.row_hashes).tolist()
-
     def contains_user(self, user: str) -> bool:
         """Return whether the table has a row of this user."""
         (user_hash,) = hash_texts([user])

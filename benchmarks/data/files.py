@@ -274,7 +274,7 @@ def _build_record_source(
     groups, users = _read_groups_users(flag, table, reader)
     is_member = [False] * table.rows
     if flag == "--nonmembers" and members is not None:
-        is_member = members.contain_rows(table)
+        is_member = np.isin(table.hash_rows(), members.row_hashes).tolist()
     records: list[DataRecord] = []
     unusable: list[tuple[int, str]] = []  # the row of each unusable part, and the reason
     for row, part in parts:

@@ -152,7 +152,9 @@ def match_nonmember_lengths(
         return nonmembers, (Doubt("non-members", sentence),)
     matched_rows: set[int] = set()
     for band, rows in bands.items():
-        for i in split.pick_indices(f"non-member of band {band}", n_by_band[band], len(rows)):
+        # A larger number of a band keeps the rows of a smaller number.
+        order = split.draw_order(f"non-member of band {band}", len(rows)).tolist()
+        for i in order[: n_by_band[band]]:
             matched_rows.add(rows[i])
     note = (
         f"{nonmembers.label}: matched by length: {n_matched} of {n_nonmembers} rows stay, so that "

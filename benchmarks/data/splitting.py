@@ -69,14 +69,6 @@ class SplitOptions:
             return 0
         return min(members - 1, max(1, round(self.known_fraction * members)))
 
-    def pick_indices(self, description: str, count: int, of: int) -> frozenset[int]:
-        """Pick `count` of the indices below `of` at random.
-
-        With the same seed, a larger count keeps the picks of a smaller count. description:
-        different descriptions give independent picks.
-        """
-        return frozenset(self.draw_order(description, of)[:count].tolist())
-
     def draw_order(self, description: str, of: int) -> Ints:
         """Return the indices below `of` in random order, fixed by the seed and by `description`."""
         return make_keyed_generator("benchmark", description, self.seed).permutation(of)

@@ -203,9 +203,7 @@ def test_every_report_carries_it(result: AuditResult) -> None:
     plain = " ".join(markdown.render_markdown_report(audited_run).replace("\\", "").split())
     assert sentence in plain and "Claims against evidence" in html.render_html_report(audited_run)
     console = Console(file=io.StringIO(), width=200)
-    console.print(
-        *terminal.build_report_screen(audited_run, Path("runs/own"), details=None), sep="\n"
-    )
+    console.print(*terminal.build_report_screen(audited_run, Path("runs/own")), sep="\n")
     shown = " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
     assert sentence in shown
 

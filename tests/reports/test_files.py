@@ -35,10 +35,7 @@ def test_files_are_private_and_nothing_else_is_left(tmp_path: Path, result: Audi
 def test_rendering_again_changes_nothing(tmp_path: Path, result: AuditResult) -> None:
     files.write_run_reports(tmp_path, result)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert files.rewrite_run_reports(tmp_path, reveal=False, since=None) == (
-        tmp_path / "report.html",
-        tmp_path / "report.md",
-    )
+    assert files.rewrite_run_reports(tmp_path) == (tmp_path / "report.html", tmp_path / "report.md")
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 

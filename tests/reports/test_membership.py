@@ -67,7 +67,7 @@ def with_row(result: AuditResult, *found: Finding) -> AuditResult:
 
 def said_on_the_terminal(result: AuditResult) -> str:
     console = Console(width=100, file=io.StringIO(), no_color=True)
-    console.print(*build_report_screen(result, Path("runs/own"), details=None), sep="\n")
+    console.print(*build_report_screen(result, Path("runs/own")), sep="\n")
     return " ".join(str(console.file.getvalue()).split())  # type: ignore[attr-defined]
 
 

@@ -118,9 +118,9 @@ def test_it_always_fits(result: AuditResult, name: str, rows: int) -> None:
 
 def test_the_folder_holds_what_changed(tmp_path: Path, result: AuditResult) -> None:
     files.write_run_reports(tmp_path, result)
-    files.rewrite_run_reports(tmp_path, compared(0.3), reveal=False)
+    files.rewrite_run_reports(tmp_path, compared(0.3))
     assert "leaks more" in (tmp_path / "report.md").read_text(encoding="utf-8")
-    files.rewrite_run_reports(tmp_path, reveal=False, since=None)
+    files.rewrite_run_reports(tmp_path)
     assert "leaks more" not in (tmp_path / "report.md").read_text(encoding="utf-8")
 
 

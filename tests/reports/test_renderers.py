@@ -42,7 +42,7 @@ VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 def screen(result: AuditResult, width: int, folder: Path = Path("runs/own"), **options: Any) -> str:
     out = io.StringIO()
-    blocks = terminal.build_report_screen(result, folder, details=None)
+    blocks = terminal.build_report_screen(result, folder)
     Console(file=out, width=width, **options).print(*blocks, sep="\n")
     return out.getvalue()
 
