@@ -54,8 +54,9 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
     training = dict(trained)
     for name, cls in found_plugins["Defense"].items():
         # A defense that is not the class of the training with its name also serves the model: list
-        # it instead of the training.
-        if name not in trained or not _is_same_listed_plugin_class(cls, trained[name]):
+        # it instead of the training. Compare names: the catalogue may rebuild a class from a cache.
+        other = trained.get(name)
+        if other is None or (cls.__module__, cls.__name__) != (other.__module__, other.__name__):
             training.pop(name, None)
             group = forms if getattr(cls, "form", False) else served
             group[name] = cls
@@ -82,14 +83,6 @@ def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Tex
         yield _format_plugin_listing_line("data", ", ".join(found_plugins["Benchmark"]), "", width)
     trains = "Training methods: audit train NAME, --defense NAME, audit mitigate --by NAME."
     yield Text(f"audit list NAME: options, needs, claim, source, page. {trains}")
-
-
-def _is_same_listed_plugin_class(cls: Any, other: Any) -> bool:
-    """Test by their names if two classes are the same.
-
-    The catalogue may rebuild a class from its cache, so the objects may differ.
-    """
-    return (cls.__module__, cls.__name__) == (other.__module__, other.__name__)
 
 
 def _format_plugin_listing_line(title: str, name: str, summary: str, width: int | None) -> Text:

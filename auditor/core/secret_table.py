@@ -6,7 +6,7 @@ import itertools
 import operator
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, overload
 
 import numpy as np
@@ -148,10 +148,6 @@ class SecretTable(Sequence[Secret]):
         if _DTYPES[name] is np.int64:
             column = np.where(column == UNKNOWN, np.array(None), column)
         return column.tolist()
-
-    def with_columns(self, columns: dict[str, NDArray[Any]]) -> SecretTable:
-        """Return the table with these columns added or replaced."""
-        return replace(self, columns={**self.columns, **columns})
 
     def stack_tokens(self, places: Ints) -> tuple[Ints, Ints]:
         """Return the prefixes (B, n) and suffixes (B, L) of B secrets of equal lengths.

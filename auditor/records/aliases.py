@@ -15,6 +15,7 @@ import re
 import secrets as randomness
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from filelock import FileLock
@@ -102,7 +103,7 @@ def alias_secrets(secrets: Iterable[Secret], salt: bytes) -> SecretTable:
     columns = {"alias": np.array(aliases, STRINGS)}
     if "user" in table.columns:
         columns["user"] = np.array(users, STRINGS)
-    return table.with_columns(columns)
+    return replace(table, columns={**table.columns, **columns})
 
 
 def alias_training_record(tokens: Tokens, salt: bytes) -> str:

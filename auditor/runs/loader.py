@@ -162,7 +162,6 @@ class SiteModels:
         objects: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.plan = plan
-        self.subject = plan.model_and_secrets_fields
         self.reporter, self.shared = reporter or Reporter(), shared or SweepCache()
         self.loading = plan.loading
         self.live = live
@@ -172,10 +171,6 @@ class SiteModels:
         if plan.target.uses_builtin_lab:
             self.recipe = build_lab_recipe(plan)
             self.mitigation = build_mitigation_trainer(plan.target, self.recipe)
-            # The lab splits its data by its own seed, not by the seed of the run. The recipe
-            # depends on the attacks too.
-            del self.subject["seed"]
-            self.subject["lab_recipe"] = to_json(self.recipe)
 
     @property
     def lab(self) -> Lab:

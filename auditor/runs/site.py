@@ -58,8 +58,6 @@ class Site(SiteModels):
     """Models and data of an audit. Models are loaded or trained on first use.
 
     Args:
-        subject: plan values that decide the attacked model and the secrets. Runs with the same
-            values may share both.
         form_rows: largest number of data rows used to choose the text form. If it is lower than
             usual, only a few known pairs choose the prefix token.
         soft_prompt_rows: number of embedding vectors in the longest soft prompt. Each takes the
@@ -90,6 +88,17 @@ class Site(SiteModels):
         if self.plan.attacks.sizes == "lab":
             return lab.defense_defaults
         return {}
+
+    @cached_property
+    def subject(self) -> dict[str, Any]:
+        """Plan values that decide the attacked model and the secrets, which such runs may share."""
+        subject = self.plan.model_and_secrets_fields
+        if self.recipe is not None:
+            # The lab splits its data by its own seed, not by the seed of the run. The recipe
+            # depends on the attacks too.
+            del subject["seed"]
+            subject["lab_recipe"] = to_json(self.recipe)
+        return subject
 
     # --- the data ---
 
