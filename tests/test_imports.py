@@ -63,15 +63,41 @@ def test_reports_and_gates_import_nothing_slow(tmp_path: Path) -> None:
     assert done.stdout.split() == []
 
 
-UNADAPTED = """
+BLIND = """
 import sys
-from auditor.models import loading
-from auditor.runs import run
-print(*sorted({"faker", "peft", "peft.tuners"} & sys.modules.keys()))
+import numpy as np
+from auditor.statistics.blind_classifier import build_text_features, predict_membership
+
+rows = np.arange(40)
+features = build_text_features([(i, i + 1) for i in rows], rows[:, None] * 1.0)
+assert np.isfinite(predict_membership(features, rows % 2 == 0, rows)).all()
+assert "sklearn.linear_model" in sys.modules and "pandas" not in sys.modules
+import pandas
+from sklearn.linear_model import Ridge
+
+fitted = Ridge().fit(pandas.DataFrame({"length": [0.0, 1.0]}), [0, 1])
+assert list(fitted.feature_names_in_) == ["length"]
 """
 
 
-def test_an_audit_without_adapters_imports_neither_peft_nor_faker() -> None:
+def test_the_blind_baseline_imports_no_pandas_and_data_frames_work_after_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLIND], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+UNADAPTED = """
+import sys
+from auditor.models import loading
+from auditor.plugins import registry
+from auditor.runs import run
+registry.list_providers()
+print(*sorted({"faker", "peft", "peft.tuners", "auditor.remote.model"} & sys.modules.keys()))
+"""
+
+
+def test_an_audit_of_files_imports_neither_peft_nor_faker_nor_a_client() -> None:
     done = subprocess.run(
         [sys.executable, "-c", UNADAPTED], capture_output=True, text=True, check=False
     )
@@ -82,20 +108,31 @@ def test_an_audit_without_adapters_imports_neither_peft_nor_faker() -> None:
 COLLECTED = """
 import atexit, gc, sys
 from auditor.cli import main
-atexit.register(lambda: print(*gc.get_threshold(), gc.get_freeze_count()))
+def search():
+    print(*gc.get_threshold(), gc.get_freeze_count())
+    for _ in range(2):
+        gc.collect()
+        print(*gc.get_threshold(), gc.get_freeze_count(), len(gc.callbacks))
+atexit.register(search)
 sys.argv = ["audit", *sys.argv[1:]]
 main()
 """
 
 
-@pytest.mark.parametrize("arguments", [["--version"], ["report", "--help"]])
-def test_a_command_searches_what_it_imported_for_garbage_more_rarely(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "later"), [(["--version"], 2_000), (["report", "--help"], 200_000)]
+)
+def test_a_command_searches_what_it_imported_for_garbage_once_at_most(
+    arguments: list[str], later: int
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", COLLECTED, *arguments], capture_output=True, text=True, check=True
     )
-    threshold, young, old, frozen = map(int, done.stdout.splitlines()[-1].split())
-    assert threshold * young * old >= 1000 * 700 * 10 * 10
-    assert frozen > 10_000  # what was imported is not searched again at the end
+    first, second, third = [[*map(int, line.split())] for line in done.stdout.splitlines()[-3:]]
+    assert first[0] >= 1_000_000
+    assert first[3] > 10_000  # what was imported is not searched again at the end
+    assert second[:3] == third[:3] == [later, 10, 100]
+    assert second[3] == third[3] >= first[3] and second[4] == third[4] == 0
 
 
 LEFT = """
