@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import SplitResult, urlsplit
 
 from auditor.core.disk import find_cache_folder
@@ -13,9 +13,10 @@ from auditor.core.plan_parts import LoadingOptions
 from auditor.models.base import LanguageModel
 from auditor.models.loading import load_tokenizer_if_present
 from auditor.plugins.provider import Provider, RequestedModel
-from auditor.remote.answers import ServerAnswerStore
-from auditor.remote.connection import ServerConnection, ServerTokenBudget
-from auditor.remote.model import RemoteModel
+
+if TYPE_CHECKING:
+    from auditor.remote.connection import ServerTokenBudget
+    from auditor.remote.model import RemoteModel
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class OpenAI(Provider):
             )
 
     def load(self, request: RequestedModel) -> RemoteModel:
+        from auditor.remote.connection import ServerConnection
+        from auditor.remote.model import RemoteModel
+
         return RemoteModel(
             ServerConnection(str(request.base_url), self._make_token_budget(request)),
             request.name,
@@ -63,6 +67,8 @@ class OpenAI(Provider):
         )
 
     def prepare_for_next_run(self, model: LanguageModel, request: RequestedModel) -> None:
+        from auditor.remote.model import RemoteModel
+
         assert isinstance(model, RemoteModel)  # this provider makes no other
         model.switch_token_budget(self._make_token_budget(request))
 
@@ -71,6 +77,9 @@ class OpenAI(Provider):
 
         The budget includes a file with this server's answers to all runs on this machine.
         """
+        from auditor.remote.answers import ServerAnswerStore
+        from auditor.remote.connection import ServerTokenBudget
+
         # OpenAI.name, also in `Served`: both share the answers of one model.
         address_digest = hashlib.sha256(
             f"{request.base_url} {OpenAI.name}:{request.name}".encode()
@@ -118,6 +127,8 @@ class Served(OpenAI):
         Raises:
             AuditError: if the address gives no name and the server serves several models or none.
         """
+        from auditor.remote.connection import ServerConnection
+
         address = self._split_address(request)
         if not address.name:
             connection = ServerConnection(str(address.base_url), self._make_token_budget(address))

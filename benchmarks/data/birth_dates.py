@@ -10,6 +10,7 @@ import datetime
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import cache
 
 # CLDR's names of the months in the languages above, wide and abbreviated, stand-alone and in a
 # date: Babel 2.19, Locale(language).months["format" and "stand-alone"]["wide" and "abbreviated"].
@@ -93,21 +94,20 @@ _JOINED = (
 )
 _FORMAT = r"(?: ?\([^()0-9]{1,20}\))?"  # DOB (dd/mm/yyyy)
 _WORD = rf"(?:(?<![^\W\d_])(?:{_BORN})|(?:{_FIELD}))"
-_BEFORE = re.compile(
-    rf"(?:{_WORD}|{unicodedata.normalize('NFD', _WORD)}){_FORMAT}[\W_]{{0,6}}(?:{_PLACE})?(?:{_JOINED}){{0,2}}{_DATE}",  # noqa: E501
-    re.IGNORECASE,
-)
-_BEHIND = re.compile(
-    rf"(?<![0-9]){_DATE} ?(?:生まれ|出生|生(?![产產成命活])|(?:에 ?)?(?:출생|태어)|생)",
-    re.IGNORECASE,
-)
+_WORD_AND_DATE = rf"(?:{_WORD}|{unicodedata.normalize('NFD', _WORD)}){_FORMAT}[\W_]{{0,6}}(?:{_PLACE})?(?:{_JOINED}){{0,2}}{_DATE}"  # noqa: E501
+_DATE_AND_WORD = rf"(?<![0-9]){_DATE} ?(?:生まれ|出生|生(?![产產成命活])|(?:에 ?)?(?:출생|태어)|생)"
+
+
+@cache  # compiling takes longer than searching most data
+def _compile_patterns() -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(p, re.IGNORECASE) for p in (_WORD_AND_DATE, _DATE_AND_WORD))
 
 
 def find_birth_date_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end), the characters of each date of birth; the text must have ASCII digits."""
     if not _DIGITS.search(text):
         return
-    for pattern in (_BEFORE, _BEHIND):
+    for pattern in _compile_patterns():
         for match in pattern.finditer(text):
             if _is_existing_date(match):
                 yield match.span("date")

@@ -12,7 +12,7 @@ import importlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 
 # A number ends with its signs, even if a letter of another script follows.
 _START = r"(?<![0-9A-Za-z])(?<![0-9][-.])"
@@ -188,21 +188,30 @@ _NUMBERS = (
     *((f"{_START}(?P<number>{pattern}){_END}", name) for pattern, name in _CHECKS),
     *((pattern + _END, name) for pattern, name in _NAMED_CHECKS),
 )
-_NUMBER_CHECKS = [(re.compile(pattern, re.I), _get_check(name)) for pattern, name in _NUMBERS]
+
+
+@cache
+def _compile_number_checks() -> list[tuple[re.Pattern[str], Callable[[str], bool]]]:
+    """Return the pattern and the check of each kind of number."""
+    return [(re.compile(pattern, re.I), _get_check(name)) for pattern, name in _NUMBERS]
 
 
 def find_id_number_places(text: str) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each national number; the text must have ASCII digits."""
-    for pattern, is_valid in _NUMBER_CHECKS:
+    for pattern, is_valid in _compile_number_checks():
         for match in pattern.finditer(text):
             if is_valid(match["number"].upper()):
                 yield match.span("number")
 
 
-_WAYS_TO_WRITE = [
-    (re.compile(re.sub(r"^.*\(\?P<number>(.*)\)$", r"\1", pattern), re.I), name)
-    for pattern, name in (*_CHECKS, *_NAMED_CHECKS)
-]
+@cache
+def _compile_notations() -> list[tuple[re.Pattern[str], str]]:
+    """Return the pattern of each kind of number without its name, and the name of its check."""
+    notations = []
+    for pattern, name in (*_CHECKS, *_NAMED_CHECKS):
+        number = re.sub(r"^.*\(\?P<number>(.*)\)$", r"\1", pattern)
+        notations.append((re.compile(number, re.I), name))
+    return notations
 
 
 def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bool]]]:
@@ -210,7 +219,7 @@ def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bo
 
     The most certain kind comes first. The number must have ASCII digits.
     """
-    for pattern, name in _WAYS_TO_WRITE:
+    for pattern, name in _compile_notations():
         if pattern.fullmatch(number) and (check := _get_check(name))(number.upper()):
             yield name, check
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 
 import regex
@@ -128,7 +129,7 @@ def normalise_ascii(text: str) -> str:
     """Replace digits, hyphens, spaces and full-width characters by ASCII, keeping the length."""
     if text.isascii():
         return text
-    return text.translate(_ASCII_SIGNS)
+    return text.translate(_build_ascii_signs())
 
 
 def find_email_places(text: str) -> Iterator[tuple[int, int]]:
@@ -166,13 +167,20 @@ _NUMBERS = {
 _PHONE = regex.compile(r"(?:[0-9][^0-9A-Za-z]{0,3}){6}[0-9]")
 _HYPHENS = "\u2010\u2011\u2012\u2013\u2014\u2212"
 _SPACES = "\u00a0\u2007\u202f\u3000"
-_DIGITS = {code: unicodedata.decimal(chr(code), None) for code in range(0x80, 0x20000)}
-_ASCII_SIGNS = {
-    **{code: unicodedata.normalize("NFKC", chr(code)) for code in range(0xFF01, 0xFF5F)},
-    **dict.fromkeys(map(ord, _HYPHENS), "-"),
-    **dict.fromkeys(map(ord, _SPACES), " "),
-    **{code: str(digit) for code, digit in _DIGITS.items() if digit is not None},
-}
+
+
+@cache  # looks at 130,000 characters
+def _build_ascii_signs() -> dict[int, str]:
+    """Return the ASCII sign of each digit, hyphen, space and full-width character, by its code."""
+    signs = {code: unicodedata.normalize("NFKC", chr(code)) for code in range(0xFF01, 0xFF5F)}
+    signs |= dict.fromkeys(map(ord, _HYPHENS), "-")
+    signs |= dict.fromkeys(map(ord, _SPACES), " ")
+    for code in range(0x80, 0x20000):
+        digit = unicodedata.decimal(chr(code), None)
+        if digit is not None:
+            signs[code] = str(digit)
+    return signs
+
 
 # Letters of an address: Latin ones, or those of another script. In a script without spaces, and in
 # Korean, which attaches particles, letters next to an address belong to the surrounding text unless
