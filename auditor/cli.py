@@ -37,6 +37,7 @@ from auditor.commands.show import show
 from auditor.commands.synthetic import synthetic
 from auditor.commands.train import train
 from auditor.core.errors import AuditError, make_file_access_error, make_memory_error
+from auditor.core.freed_memory import keep_freed_memory
 from auditor.core.threads import set_thread_count
 
 EXIT_CODES = {
@@ -119,6 +120,7 @@ def main() -> None:
     # time: imports of torch and transformers create 800,000 objects.
     gc.set_threshold(1_000_000, 10, 100)
     gc.callbacks.append(_search_more_often)
+    keep_freed_memory()
     if "_AUDIT_COMPLETE" in os.environ:  # a shell requests completions
         app(prog_name="audit")
     code = run_command_line(sys.argv[1:])
