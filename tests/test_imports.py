@@ -63,30 +63,6 @@ def test_reports_and_gates_import_nothing_slow(tmp_path: Path) -> None:
     assert done.stdout.split() == []
 
 
-BLIND = """
-import sys
-import numpy as np
-from auditor.statistics.blind_classifier import build_text_features, predict_membership
-
-rows = np.arange(40)
-features = build_text_features([(i, i + 1) for i in rows], rows[:, None] * 1.0)
-assert np.isfinite(predict_membership(features, rows % 2 == 0, rows)).all()
-assert "sklearn.linear_model" in sys.modules and "pandas" not in sys.modules
-import pandas
-from sklearn.linear_model import Ridge
-
-fitted = Ridge().fit(pandas.DataFrame({"length": [0.0, 1.0]}), [0, 1])
-assert list(fitted.feature_names_in_) == ["length"]
-"""
-
-
-def test_the_blind_baseline_imports_no_pandas_and_data_frames_work_after_it() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", BLIND], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-
-
 UNADAPTED = """
 import sys
 from auditor.models import loading

@@ -27,7 +27,6 @@ from auditor.statistics.blind_classifier import (
 )
 from auditor.statistics.intervals import Z
 from auditor.statistics.roc import AUC, compute_newcombe_interval, estimate_auc
-from auditor.statistics.scikit_learn import import_scikit_learn
 
 # least effective number of records on each side: the number of equally weighted records
 FEWEST = 20.0
@@ -94,7 +93,6 @@ def compute_overlap_weights(member: Bools, covariates: Floats) -> Floats:
 
     covariates: (records, k), each with mean 0 and standard deviation 1.
     """
-    import_scikit_learn()
     from sklearn.linear_model import LogisticRegression
 
     fitted = LogisticRegression(C=_NO_PENALTY, max_iter=_ITERATIONS).fit(covariates, member)

@@ -24,7 +24,6 @@ from auditor.core.secret_table import SecretTable, build_secret_table
 from auditor.statistics.hashed_ngrams import join_texts
 from auditor.statistics.judging import compute_near_verbatim_limit
 from auditor.statistics.near_pairs import index_pairs_within_edit_limits, label_connected_texts
-from auditor.statistics.scikit_learn import import_scikit_learn
 
 FOLDS = 5
 _LEAST_PREFIX = 8  # fewest tokens of a prefix that identify a record
@@ -114,7 +113,6 @@ def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, grou
     regressions, cross-fitted like the blind score. Values are NaN if there are too few groups for
     folds. scores: (records, k).
     """
-    import_scikit_learn()
     from sklearn.linear_model import Ridge
 
     # the share of scores that do not exceed each score
@@ -150,7 +148,6 @@ def build_text_features(texts: Sequence[Tokens], lengths: Floats) -> Any:
 
     lengths: (texts, k) further measures of each text's size.
     """
-    import_scikit_learn()
     from sklearn.feature_extraction.text import TfidfTransformer
 
     tokens, starts = join_texts(texts)
@@ -196,7 +193,6 @@ def predict_membership(features: Any, member: Bools, group: Ints) -> Floats:
     `build_text_features`, which needs no language model. group: (records,) codes of related
     records.
     """
-    import_scikit_learn()
     from sklearn.linear_model import LogisticRegression
 
     log_odds = np.full(len(member), np.nan)

@@ -11,7 +11,6 @@ import numpy as np
 import scipy
 
 from auditor.core.arrays import Bools, Floats, Ints
-from auditor.statistics.scikit_learn import import_scikit_learn
 
 SCORES = {  # titles by name, in the order of the tables
     "loss": "loss",
@@ -171,7 +170,6 @@ def compute_token_lira_ratio(target: Floats, references: Floats, saw: Bools) -> 
         references: (models, L) scores by the reference models.
         saw: (models,) True if the reference model was trained on the record.
     """
-    import_scikit_learn()
     from sklearn.covariance import ledoit_wolf
 
     outside = references[~saw].mean(0)
