@@ -141,7 +141,7 @@ def stream_nonblank_lines(path: Path) -> Iterator[str]:
 
 
 def _stream_lines(path: Path, block: TableBlock) -> Iterator[str]:
-    """Yield the lines of a block, blank lines included, split as in `read_json_table_objects`."""
+    """Yield the lines of a block, blank lines included, split as in `_stream_json_rows`."""
     encoding = "utf-8-sig" if block.start == 0 else "utf-8"  # of the first line
     with path.open("rb") as file:
         file.seek(block.start)

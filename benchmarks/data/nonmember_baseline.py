@@ -53,8 +53,7 @@ def drop_member_copies(
     # An occurrence need not end at the end of a word: the space after a complete word is in the
     # text.
     searched = dict.fromkeys(filter(str.strip, words_of_record), False)
-    texts = (f" {_normalise_text_words(text)} " for text in members.texts)
-    counts = count_text_occurrences(searched, texts)
+    counts = count_text_occurrences(searched, members.texts, _pad_text_words)
     answers = set[str]()
     if has_answers:
         answers = _list_own_answers(members.records)
@@ -102,6 +101,10 @@ def _normalise_answer(record: DataRecord) -> str:
 
 def _normalise_text_words(text: str) -> str:
     return re.sub(r"[\W_]+", " ", text.casefold()).strip()
+
+
+def _pad_text_words(text: str) -> str:
+    return f" {_normalise_text_words(text)} "
 
 
 def _normalise_record_words(text: str, after: str) -> str:

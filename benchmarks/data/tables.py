@@ -289,39 +289,38 @@ def format_csv_rows(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
-    objects, _ = read_json_table_objects(where, path)
-    names = tuple(dict.fromkeys(chain.from_iterable(objects)))
-    texts = find_text_columns(objects)
-    return RecordTable(
-        where,
-        names,
-        len(objects),
-        lambda name: [value.get(name, ABSENT) for value in objects],
-        texts,
-    )
+    values_by_name: dict[str, list[Any]] = {}
+    n_rows = 0
+
+    def add_rows() -> Iterator[dict[str, Any]]:  # no object outlives its row
+        nonlocal n_rows
+        for value, _ in _stream_json_rows(where, path):
+            for name in value:
+                if name not in values_by_name:
+                    values_by_name[name] = [ABSENT] * n_rows
+            for name, values in values_by_name.items():
+                values.append(value.get(name, ABSENT))
+            n_rows += 1
+            yield value
+
+    texts = find_text_columns(add_rows())
+    return RecordTable(where, tuple(values_by_name), n_rows, values_by_name.__getitem__, texts)
 
 
-def read_json_table_objects(
-    where: str, path: Path
-) -> tuple[list[dict[str, Any]], list[str] | None]:
-    """Return the JSON objects of a file that has one object per line, and its lines.
-
-    If the file is an array, return the array's objects and None.
-    """
+def _stream_json_rows(where: str, path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """Yield each JSON object and its line; None if the file is an array instead of lines."""
     text = _read_utf8_table_text(where, path)
-    lines = None
     if text.lstrip().startswith("["):
-        objects = parse_table_json(where, text, 0)
-    else:  # not splitlines: a JSON text may hold U+2028, at which it would split
-        objects = []
-        lines = []
-        for number, line in enumerate(text.split("\n")):
-            if line.strip():
-                lines.append(line)
-                objects.append(parse_table_json(where, line, number))
-    for row, value in enumerate(objects):
-        require_json_object(where, row, value)
-    return objects, lines
+        for row, value in enumerate(parse_table_json(where, text, 0)):
+            yield require_json_object(where, row, value), None
+        return
+    row = 0
+    # not splitlines: a JSON text may hold U+2028, at which it would split
+    for number, line in enumerate(text.split("\n")):
+        if line.strip():
+            value = parse_table_json(where, line, number)
+            yield require_json_object(where, row, value), line
+            row += 1
 
 
 def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
@@ -538,16 +537,20 @@ ChooseRows = Callable[[Sequence[str], Callable[[str], Sequence[Any]]], Sequence[
 
 
 def _rewrite_json(where: str, path: Path, choose: ChooseRows) -> str:
-    objects, lines = read_json_table_objects(where, path)
+    rows = list(_stream_json_rows(where, path))
+    objects = [value for value, _ in rows]
     names = tuple(dict.fromkeys(chain.from_iterable(objects)))
     texts = []
     for row, changes in choose(names, lambda name: [value.get(name) for value in objects]):
-        if row is not None and lines is not None and not changes:
-            texts.append(lines[row])
+        line = None
+        if row is not None and not changes:
+            line = rows[row][1]
+        if line is not None:
+            texts.append(line)
         else:
             old = {} if row is None else objects[row]
             texts.append(json.dumps({**old, **changes}, ensure_ascii=False))
-    if lines is None:
+    if rows and rows[0][1] is None:
         return "[" + ",\n".join(texts) + "]\n"
     return "\n".join([*texts, ""])
 

@@ -7,8 +7,9 @@ counted in one pass over all texts.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import ahocorasick
 import regex
@@ -88,39 +89,53 @@ def find_places(word: str, text: str) -> list[tuple[int, int]]:
 
 
 _END = 32  # characters at the end of a text to search for; the rest is compared where they occur
+_STRINGS_AT_ONCE = 2**17  # strings searched for in one pass: an automaton takes 1 kB for each
 
 
-def count_text_occurrences(strings: Mapping[str, bool], texts: Iterable[str]) -> dict[str, int]:
+def count_text_occurrences(
+    strings: Mapping[str, bool], texts: Collection[str], normalise: Callable[[str], str] = str
+) -> dict[str, int]:
     """Count the occurrences of each string in the texts, including overlapping occurrences.
 
     strings: the strings to count, as keys. If the value is True, occurrences that end inside a word
         do not count; for example, `code 12` then does not occur in `code 123`.
+    texts: the texts, which are read once for every `_STRINGS_AT_ONCE` strings.
+    normalise: function that is applied to each text before the search.
 
     Raise ValueError if a string is empty.
     """
     if "" in strings:
         raise ValueError("expected texts to look for, got an empty one")
-    counts = dict.fromkeys(strings, 0)
-    lengths: dict[str, set[int]] = {}  # of the searched texts, by their end
-    for text in strings:
-        lengths.setdefault(text[-_END:], set()).add(len(text))
-    if not lengths:
-        return counts
-    automaton = ahocorasick.Automaton()
-    for end, lengths_of_end in lengths.items():
-        automaton.add_word(end, tuple(lengths_of_end))
-    automaton.make_automaton()
-    for text in texts:
-        for last, lengths_of_end in automaton.iter(text):
-            for length in lengths_of_end:
-                start = last + 1 - length
-                after = text[last + 1 : last + 2]
-                # This separates texts that share their end.
-                if start < 0 or (occurrence := text[start : last + 1]) not in counts:
-                    continue
-                if not (strings[occurrence] and is_occurrence_end_inside_word(occurrence, after)):
-                    counts[occurrence] += 1
+    counts: dict[str, int] = {}
+    stream = iter(strings)
+    while batch := dict.fromkeys(itertools.islice(stream, _STRINGS_AT_ONCE), 0):
+        automaton = _build_automaton_of_ends(batch)
+        for text in map(normalise, texts):
+            for last, lengths in automaton.iter(text):
+                for length in lengths:
+                    start = last + 1 - length
+                    after = text[last + 1 : last + 2]
+                    # This separates texts that share their end.
+                    if start < 0 or (occurrence := text[start : last + 1]) not in batch:
+                        continue
+                    if not (
+                        strings[occurrence] and is_occurrence_end_inside_word(occurrence, after)
+                    ):
+                        batch[occurrence] += 1
+        counts |= batch
     return counts
+
+
+def _build_automaton_of_ends(strings: Iterable[str]) -> ahocorasick.Automaton:
+    """Build an automaton that finds the strings' ends, each with the lengths of its strings."""
+    lengths_by_end: dict[str, set[int]] = {}
+    for text in strings:
+        lengths_by_end.setdefault(text[-_END:], set()).add(len(text))
+    automaton = ahocorasick.Automaton()
+    for end, lengths in lengths_by_end.items():
+        automaton.add_word(end, tuple(lengths))
+    automaton.make_automaton()
+    return automaton
 
 
 def is_occurrence_end_inside_word(text: str, following: str) -> bool:
