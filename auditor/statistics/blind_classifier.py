@@ -120,11 +120,13 @@ def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, grou
     ranks = ranks / len(scores)
     expected = np.full((2, *ranks.shape), np.nan)
     for known, scored in _split_cross_fit_folds(member, group):
-        fitted = Ridge().fit(features[known], ranks[known])
+        known_features = features[known]
+        # copy_X: scikit-learn would copy a matrix that it does not change
+        fitted = Ridge(copy_X=False).fit(known_features, ranks[known])
         # scikit-learn drops the axis of a single target.
         expected[0, scored] = fitted.predict(features[scored]).reshape(len(scored), -1)
-        for i, few in enumerate(_screen_features(features[known], ranks[known])):
-            fitted = Ridge().fit(features[known][:, few], ranks[known, i])
+        for i, few in enumerate(_screen_features(known_features, ranks[known])):
+            fitted = Ridge(copy_X=False).fit(known_features[:, few], ranks[known, i])
             expected[1, scored, i] = fitted.predict(features[scored][:, few])
     return expected
 
