@@ -109,7 +109,7 @@ def count_text_occurrences(
     counts: dict[str, int] = {}
     stream = iter(strings)
     while batch := dict.fromkeys(itertools.islice(stream, _STRINGS_AT_ONCE), 0):
-        automaton = _build_automaton_of_ends(batch)
+        automaton = _build_end_automaton(batch)
         for text in map(normalise, texts):
             for last, lengths in automaton.iter(text):
                 for length in lengths:
@@ -126,7 +126,7 @@ def count_text_occurrences(
     return counts
 
 
-def _build_automaton_of_ends(strings: Iterable[str]) -> ahocorasick.Automaton:
+def _build_end_automaton(strings: Iterable[str]) -> ahocorasick.Automaton:
     """Build an automaton that finds the strings' ends, each with the lengths of its strings."""
     lengths_by_end: dict[str, set[int]] = {}
     for text in strings:
