@@ -107,12 +107,12 @@ def _build_effect_causes_table(result: AuditResult) -> Table:
 def _build_control_chain_table_rows(
     result: AuditResult, target: str, chain: Chain, explained: set[str]
 ) -> Iterator[tuple[str, ...]]:
-    for step in phrases.list_chain_steps(chain, target):
+    for step in phrases.list_defense_chain_steps(chain, target):
         if step.before != step.after:
             yield _build_control_step_table_row(result, step, explained)
     title = phrases.title_target(result, target)
     yield ("all of these", title, phrases.format_difference(chain.whole), f"{chain.whole.n:,}", "")
-    for step in phrases.list_chain_steps(chain, target, beyond=True):
+    for step in phrases.list_defense_chain_steps(chain, target, beyond=True):
         yield _build_control_step_table_row(result, step, explained)
 
 

@@ -353,7 +353,9 @@ def select_insertion_exposure(finding: Finding) -> list[tuple[str, Measurement]]
     return [item for item in sort_repeats(finding.by_repeats) if item[1].unit == "bits"]
 
 
-def list_chain_steps(chain: Chain, target: str, beyond: bool = False) -> tuple[ChainStep, ...]:
+def list_defense_chain_steps(
+    chain: Chain, target: str, beyond: bool = False
+) -> tuple[ChainStep, ...]:
     """Return the steps of a chain up to the model `target`, or the later steps if `beyond`.
 
     If the chain lacks this model, all steps count as leading up to it.

@@ -203,7 +203,7 @@ def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
     control = ""
     row = find_strongest_chained_row(result, target)
     if row and row.chain:
-        for step in phrases.list_chain_steps(row.chain, target, beyond=True)[-1:]:
+        for step in phrases.list_defense_chain_steps(row.chain, target, beyond=True)[-1:]:
             if end := costs.get(step.after):
                 title = _short_target_title(result, step.after)
                 control = f" ({title}: {phrases.format_number(end.value / base.value)}x)"
@@ -487,7 +487,7 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
         if row is None or row.chain is None:
             continue
         steps = []
-        for step in phrases.list_chain_steps(row.chain, target.name):
+        for step in phrases.list_defense_chain_steps(row.chain, target.name):
             if step.difference is not None:
                 steps.append(phrases.format_brief_chain_step_effect(step))
         secrets = format_count(row.chain.whole.n, "secret")

@@ -130,7 +130,7 @@ def _check_own_model(
             plan = quick_check.build_slow_plan(plan)
             started = console.seconds_since_start()
             estimated = estimate.estimate_run_cost(plan, reporter, shared=shared, starting=started)
-            console.print_table(estimate.run_cost_estimate_table(estimated))
+            console.print_table(estimate.build_run_cost_table(estimated))
         else:
             plan, limits = quick_check.prepare_check(plan, reporter, shared)
             arguments = [model]

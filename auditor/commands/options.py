@@ -29,7 +29,7 @@ import typer
 from auditor.commands.completion import complete_plugins
 from auditor.core import safe_mode as guard
 from auditor.core.errors import AuditError
-from auditor.core.plan import FIELDS, Plan, list_flag_words
+from auditor.core.plan import FIELDS, Plan, check_field_minimum, list_flag_words
 from auditor.core.plan_fields import AUTO, PANELS, FlagNotation, read_docstring_entries
 
 _FLAG = inspect.Parameter.KEYWORD_ONLY
@@ -337,6 +337,8 @@ def collect_plan_values(values: Values, base: Mapping[str, Any] = MappingProxyTy
         values["model_args"] = values["model_args"].get("", {})
     if "batch_size" in values:
         values["batch_size"] = parse_batch_size_flag(values["batch_size"])
+    for name, value in values.items():
+        check_field_minimum(name, value)
     return values
 
 
@@ -348,7 +350,7 @@ def list_allowed_risks(values: Mapping[str, Any]) -> Risks:
     risks = _list_risks(values)
     for (name, _), value in risks.items():
         if name in ("plugin", "trust_remote_code"):
-            guard.refuse_unsafe(f"{_format_flag(name, value)}: {FIELDS[name].risk}")
+            guard.refuse_safe_mode_action(f"{_format_flag(name, value)}: {FIELDS[name].risk}")
     return risks
 
 

@@ -192,7 +192,7 @@ def _print_cost_estimate(plan: Plan) -> None:
         cost_estimate = estimate.estimate_run_cost(
             plan, reporter, starting=console.seconds_since_start()
         )
-    console.print_table(estimate.run_cost_estimate_table(cost_estimate))
+    console.print_table(estimate.build_run_cost_table(cost_estimate))
 
 
 def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan | list[GridPoint]:

@@ -72,9 +72,7 @@ class Plan:
         self._check_unlearning()
         self._check_until_conflicts()
         for name, value in self.map_field_values().items():
-            least = FIELDS[name].minimum
-            if least is not None and value is not None and value < least:
-                raise AuditError(f"expected {format_field_flag(name)} >= {least}, got {value}")
+            check_field_minimum(name, value)
         self.compute.check(self.loading.device)
         if not 0 <= self.seed < 2**63:
             raise AuditError(f"expected --seed from 0 to 2^63 - 1, got {self.seed}")
@@ -246,6 +244,13 @@ IN_FILE = tuple(name for name in FIELDS if name not in ("command", "objects"))
 def list_ruled_fields(rules: FieldRule) -> tuple[str, ...]:
     """Return the names of the fields that have any of these rules, in order."""
     return tuple(name for name, described in FIELDS.items() if described.rules & rules)
+
+
+def check_field_minimum(name: str, value: Any) -> None:
+    """Raise AuditError if a number is below the least that its plan field accepts."""
+    least = FIELDS[name].minimum
+    if least is not None and isinstance(value, int | float) and value < least:
+        raise AuditError(f"expected {format_field_flag(name)} >= {least}, got {value}")
 
 
 def format_field_flag(name: str) -> str:

@@ -39,7 +39,7 @@ def is_safe_mode() -> bool:
     return _depth > 0
 
 
-def refuse_unsafe(description: str) -> None:
+def refuse_safe_mode_action(description: str) -> None:
     """Raise AuditError if called inside a `safe_mode` block. `description` names the action."""
     if is_safe_mode():
         raise RefusedBySafeMode(errno.EPERM, f"--safe: {description}, which --no-safe allows")
@@ -71,4 +71,4 @@ def safe_mode() -> Iterator[None]:
 
 def _refuse_forbidden_audit_event(event: str, args: tuple[Any, ...]) -> None:
     if _depth and (action := _WHAT.get(event)):
-        refuse_unsafe(action)
+        refuse_safe_mode_action(action)

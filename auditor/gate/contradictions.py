@@ -70,7 +70,7 @@ def find_result_contradictions(
             if count > 1:
                 yield finding.cell_key, f"the result lists {name} {count} times"
         for name, measured in _list_checked_measurements(finding):
-            if reason := explain_impossible_measurement(measured):
+            if reason := explain_measurement_contradiction(measured):
                 yield finding.cell_key, f"{name} is {reason}"
         contradictions = [
             *_check_epsilon_bounds(finding),
@@ -306,7 +306,7 @@ def _list_checked_measurements(finding: Finding) -> Iterator[tuple[str, Measurem
             yield f"{m.name}(kind={kind})", m
 
 
-def explain_impossible_measurement(m: Measurement) -> str:
+def explain_measurement_contradiction(m: Measurement) -> str:
     """Return why no measurement can have these numbers; "" if they are possible."""
     numbers = f"{m.value:.4g} between {m.low:.4g} and {m.high:.4g} (n = {m.n})"
     if m.n < 0:

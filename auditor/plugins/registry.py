@@ -31,7 +31,7 @@ _KINDS: tuple[Any, ...] = (Attack, Probe, Defense, Trainer, Benchmark, Provider)
 
 def load_plugin_file(path: Path) -> None:
     """Load the plug-ins of a Python file (`--plugin mine.py`); repeated calls change nothing."""
-    safe_mode.refuse_unsafe(f"the plug-in {str(path)!r} would run")
+    safe_mode.refuse_safe_mode_action(f"the plug-in {str(path)!r} would run")
     if path.resolve() in _extra:
         return
     # The hash of the path: two files of one name are two modules.

@@ -34,7 +34,7 @@ def list_guess_remarks(
         *_list_dependence_remarks(
             "of", [secret.user for secret in attacked if secret.user is not None], "people"
         ),
-        *list_boundary_remarks(guesses),
+        *list_sampling_boundary_remarks(guesses),
     ]
     if len(guesses) < n_queried:
         remarks.append(f"the query budget covered {len(guesses)} of {n_queried} secrets")
@@ -44,7 +44,7 @@ def list_guess_remarks(
     )
 
 
-def list_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
+def list_sampling_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...]:
     """Return a remark that counts the draws whose random number was within 1e-6 of a CDF boundary.
 
     A different machine may draw the neighbouring token instead. Return () if no such draws exist.

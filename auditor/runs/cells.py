@@ -464,7 +464,7 @@ class CorpusCell(AttackCell):
                 *attack.notes(view, state),
                 *corpus.list_corpus_notes(attack.user_chosen_beginnings(view)),
                 *judged.notes,
-                *answer_remarks.list_boundary_remarks(judged.costs),
+                *answer_remarks.list_sampling_boundary_remarks(judged.costs),
                 *budget_remarks,
                 *answer_remarks.list_budget_remarks(view, attack, judged.costs, "generations"),
             ),

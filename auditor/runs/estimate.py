@@ -172,7 +172,7 @@ class CostEstimate:
         return tuple(cost for cost in self.costs if cost.reason and cost.n_texts)
 
 
-def run_cost_estimate_table(estimate: CostEstimate) -> RowTable:
+def build_run_cost_table(estimate: CostEstimate) -> RowTable:
     """Return the cost estimate as a table."""
     time = phrases.format_duration(estimate.seconds)
     peak = phrases.format_memory(estimate.estimated_peak_memory_bytes / 1e6)

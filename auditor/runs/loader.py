@@ -477,7 +477,7 @@ class SiteModels:
 
         def fresh() -> LanguageModel:
             if provider.network:
-                safe_mode.refuse_unsafe(
+                safe_mode.refuse_safe_mode_action(
                     f"{model.name or model.base_url} would be asked over the network"
                 )
             # Compare with total memory, not free memory: refuse only models that can never fit.

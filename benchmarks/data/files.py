@@ -40,13 +40,13 @@ from auditor.benchmarks.data.splitting import (
     SEVERAL,
     SplitOptions,
     list_data_files,
-    plural,
     split_records_into_benchmark,
 )
 from auditor.benchmarks.data.words import (
     count_text_occurrences,
     is_occurrence_end_inside_word,
 )
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret, Tokens
 from auditor.core.plan_parts import DataPlan
@@ -296,7 +296,7 @@ def _build_record_source(
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
     notes = [*table.list_split_notes(), f"{table.label}: {rule}"]
     for why, count in counts.remarks.items():
-        notes.append(f"{table.label}: {why} ({plural(count, row_noun)})")
+        notes.append(f"{table.label}: {why} ({format_count(count, row_noun)})")
     texts = counts.texts if flag == "--data" else ()
     source = RecordSource(
         *(table.label, tuple(records), tuple(unusable), tuple(notes)),

@@ -23,6 +23,7 @@ import numpy as np
 
 from auditor.benchmarks.data.data_records import DataRecord, RecordSource
 from auditor.core.arrays import Ints
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret
 from auditor.core.plan_parts import DataPlan
@@ -263,9 +264,13 @@ def _list_unknown_members(
         raise AuditError(
             f"nothing is left to attack in {members.label}: every row is also in {known.label}"
         )
-    notes.append(f"the attacker knows the {plural(len(known_records), 'pair')} of {known.label}")
+    notes.append(
+        f"the attacker knows the {format_count(len(known_records), 'pair')} of {known.label}"
+    )
     if shared:
-        notes.append(f"left out {plural(len(shared), 'member')} identical to an auxiliary record")
+        notes.append(
+            f"left out {format_count(len(shared), 'member')} identical to an auxiliary record"
+        )
     return unknown
 
 
@@ -381,7 +386,7 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
     if not source.records:
         reasons = []
         for cause, rows in source.left_out.items():
-            reasons.append(f"{plural(len(rows), 'row')}: {cause}")
+            reasons.append(f"{format_count(len(rows), 'row')}: {cause}")
         raise AuditError(
             f"nothing is left of {source.label} after leaving out unusable rows "
             f"({'; '.join(reasons)})"
@@ -407,7 +412,7 @@ def _select_untrained_nonmembers(
         )
     gone = len(_list_distinct_row_numbers(records)) - len(_list_distinct_row_numbers(untrained))
     if gone:
-        notes.append(f"{source.label}: left out {plural(gone, 'row')} {ALSO_MEMBER}")
+        notes.append(f"{source.label}: left out {format_count(gone, 'row')} {ALSO_MEMBER}")
     return merge_duplicate_data_records(untrained), {ALSO_MEMBER: gone}
 
 
@@ -491,9 +496,8 @@ def count_row_copies(
                 for i in indices:
                     times[i] = sum(of_row.values())
         if n_near:
-            notes.append(
-                f"{plural(n_near, 'record')} with near copies, which count as copies of each other"
-            )
+            near_copies = format_count(n_near, "record")
+            notes.append(f"{near_copies} with near copies, which count as copies of each other")
     copies_of_rows: dict[int, int | None] = {}
     for record, count in zip(records, times, strict=True):
         if not record.own_tokens and record.row in rows_with_own_parts:
@@ -552,12 +556,8 @@ def _describe_numbers(
         ("non-member", nonmembers),
     ):
         if records:
-            phrases.append(plural(len(records), word))
+            phrases.append(format_count(len(records), word))
     return ", ".join(phrases)
-
-
-def plural(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def format_row_numbers(rows: Sequence[int]) -> str:
@@ -573,10 +573,14 @@ def _record_source_notes(source: RecordSource) -> list[str]:
     for noun, reasons in ((source.part_noun, source.parts_left_out), ("row", source.left_out)):
         for cause, rows in reasons.items():
             numbers = format_row_numbers(sorted(set(rows)))
-            notes.append(f"{source.label}: left out {plural(len(rows), noun)}: {cause} ({numbers})")
+            notes.append(
+                f"{source.label}: left out {format_count(len(rows), noun)}: {cause} ({numbers})"
+            )
     copies = len(source.records) - len({record.digest for record in source.records})
     if copies:
-        notes.append(f"{source.label}: merged {plural(copies, 'row')} identical to an earlier row")
+        notes.append(
+            f"{source.label}: merged {format_count(copies, 'row')} identical to an earlier row"
+        )
     return [*source.notes, *notes]
 
 

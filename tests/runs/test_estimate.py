@@ -18,7 +18,7 @@ from auditor.models.huggingface import traffic
 from auditor.privacy.gradient_canaries import write_gradient_canaries
 from auditor.privacy.promises import write_privacy_record
 from auditor.runs import estimate, machine
-from auditor.runs.estimate import CostEstimate, RunPartCost, run_cost_estimate_table
+from auditor.runs.estimate import CostEstimate, RunPartCost, build_run_cost_table
 from auditor.runs.reporter import Reporter
 from auditor.testing import _PROMISE, KEPT
 from tests.conftest import check_command, save_tiny
@@ -160,7 +160,7 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(
     assert late.reason == "not asked: the 30 seconds were over" and late.seconds != late.seconds
     found = CostEstimate((late,), (("x", 2.0),), 30.0, 1000)
     assert found.parts_without_estimate == (late,) and found.seconds == 2.0
-    note = run_cost_estimate_table(found).note
+    note = build_run_cost_table(found).note
     assert note.startswith("at least 2.0 s") and "without 1 part that have no numbers" in note
     # of parts without a time nobody knows what would shorten them
     assert "half as long" not in note
@@ -169,7 +169,7 @@ def test_the_time_is_kept_and_what_was_not_asked_is_not_a_zero(
 def test_it_says_how_many_non_members_a_rate_of_false_positives_takes() -> None:
     takes = "99 for 1% (390 to bound it), 999 for 0.1% (3,911 to bound it), there are 100"
     said = [
-        run_cost_estimate_table(
+        build_run_cost_table(
             CostEstimate((), (("x", 2.0),), 30.0, 1000, (300, 100), rates=rates)
         ).note
         for rates in (True, False)
@@ -194,7 +194,7 @@ def test_it_says_which_flag_would_halve_it() -> None:
         "--limit 85",
         "--samples 4",
     )
-    assert run_cost_estimate_table(found).note.endswith(
+    assert build_run_cost_table(found).note.endswith(
         "; --limit 85 or --samples 4 would take half as long"
     )
     # Behind an ensemble 60 are asked: a limit above that does not make it shorter.
@@ -211,7 +211,7 @@ def test_the_rows_add_up_to_the_total() -> None:
     found = CostEstimate(
         parts, (("loading the model", 2.0), ("reading and cutting the rows", 326.0)), 30.0, 1000
     )
-    table = run_cost_estimate_table(found)
+    table = build_run_cost_table(found)
     assert [(row[0], row[-1]) for row in table.rows] == [
         ("loading the model", "2.0 s"),
         ("reading and cutting the rows", "5 min 26 s"),
@@ -233,7 +233,7 @@ def test_where_no_flag_halves_it_that_is_said() -> None:
     ):
         found = CostEstimate(parts, (("x", 5.0),), 30.0, 1000, (40, 0), 10)
         assert found.flags_that_halve_time == ()
-        assert run_cost_estimate_table(found).note.endswith(
+        assert build_run_cost_table(found).note.endswith(
             "no smaller --limit or --samples would take half as long"
         )
 
@@ -318,7 +318,7 @@ def test_an_audit_of_a_claim_says_what_it_could_show(given: Path, tmp_path: Path
         "gradient-audit of Undefended: of the claimed ε 3 this audit could show at most about 0.00"
     )
     found = CostEstimate((), (("x", 2.0),), 30.0, 1000, ceilings=(ceiling,))
-    assert run_cost_estimate_table(found).note.endswith(f"half as long; {ceiling}")
+    assert build_run_cost_table(found).note.endswith(f"half as long; {ceiling}")
 
 
 def test_the_command_shows_a_table_and_writes_nothing(

@@ -395,6 +395,7 @@ def test_what_a_reproduction_refuses(paper: Path, tmp_path: Path, said: Said) ->
         "did you mean 'paper'": ["ethicist", "--scale", "papr"],
         "attacks someone/big: give --data": [str(paper), "--scale", "paper"],
         "expected --seeds like": ["ethicist", "--seeds", "x"],
+        "error: expected --limit >= 1, got 0": ["ethicist", "--limit", "0"],
         "--lab smollm2 goes with --scale lab, got --scale paper": [
             "ethicist",
             "--lab",
