@@ -277,6 +277,7 @@ def _prepare_audit(planned: PlannedAudit, folder: RunFolder) -> Audit:
     """
     site = planned.site
     selection = planned.selection
+    site.train_lab_models(row.defense for row in selection.rows)
     benchmark = site.benchmark
     if site.attacked_adapter_base_name and site.reference_model is None:
         # Select again: only now the adapter's base is known to be no reference.

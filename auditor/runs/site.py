@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 from auditor.benchmarks.data.files import TableReader
 from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.second_process import train_in_two_processes
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
 from auditor.core.secret_randomness import make_keyed_generator
@@ -99,6 +100,16 @@ class Site(SiteModels):
             del subject["seed"]
             subject["lab_recipe"] = to_json(self.recipe)
         return subject
+
+    def train_lab_models(self, defenses: Iterable[Defense]) -> None:
+        """Train the target and the defenses' ensembles at once, if a second process may help."""
+        counts = set()
+        for defense in defenses:
+            if "ensemble" in defense.needs:
+                counts.add(defense.required_member_count)
+        # A mitigation takes all threads.
+        if self.recipe is not None and self.mitigation is None:
+            train_in_two_processes(self.lab, counts)
 
     # --- the data ---
 

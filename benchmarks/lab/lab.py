@@ -91,7 +91,7 @@ if TYPE_CHECKING:
 
 END = "<|endoftext|>"
 PUBLIC = "public"  # the part from which all fine-tuning starts
-_TARGET = "target"
+TARGET = "target"
 _ADAPTER = "adapter_config.json"
 _PROMISE = "each record, with all its copies, trained one member"
 MANIFEST = "manifest.json"
@@ -156,7 +156,7 @@ class LabTraining:
         if mitigation is not None:
             return self.trained_folder(mitigation)
         self.public_folder()
-        return self.parts.build_once(_TARGET, self.train_target_model)
+        return self.parts.build_once(TARGET, self.train_target_model)
 
     def retrained_folder(self) -> Path:
         """Return the folder of the model fine-tuned on private records but the forgotten ones."""
@@ -170,7 +170,7 @@ class LabTraining:
         """
         self.public_folder()
         build = partial(self.train_ensemble_members, count=count or self.recipe.members)
-        return self.parts.build_once(_name_ensemble(self.recipe, count), build)
+        return self.parts.build_once(name_ensemble(self.recipe, count), build)
 
     def control_folder(self) -> Path:
         """Return the folder of an adapter on all records, trained like the ensemble's members."""
@@ -203,9 +203,9 @@ class LabTraining:
         if isinstance(defense, Trainer):
             parts = [PUBLIC, name_trained_model_folder(defense)]
         elif defense is None:
-            parts = [PUBLIC, _TARGET]
+            parts = [PUBLIC, TARGET]
         else:
-            ensemble = _name_ensemble(self.recipe, defense.required_member_count)
+            ensemble = name_ensemble(self.recipe, defense.required_member_count)
             control = f"{WHOLE}{name_ensemble_suffix(self.recipe)}"
             names = {"public": PUBLIC, "ensemble": ensemble, "whole": control}
             parts = [name for need, name in names.items() if need in defense.needs]
@@ -579,7 +579,7 @@ class Lab(LabTraining, Benchmark):
         )
         self.progress = progress or (lambda description, n_done, total: None)
         self.parts = LabParts(
-            self.folder, makes, _TOKENIZER, _FOUNDATIONS, self._add_lab_note, self.progress
+            self.folder, makes, _TOKENIZER, _FOUNDATIONS, self.add_note, self.progress
         )
         self.description = (
             f"{self._lab_description()}; records occur "
@@ -604,7 +604,7 @@ class Lab(LabTraining, Benchmark):
                 *select_evenly_spaced(members, limit),
                 *select_evenly_spaced(nonmembers, limit),
             )
-            self._add_lab_note(
+            self.add_note(
                 f"limited to {limit} members and non-members, evenly over the repeat counts"
             )
 
@@ -640,7 +640,7 @@ class Lab(LabTraining, Benchmark):
             secret.prefix + secret.suffix for secret in self.secrets if not secret.member
         )
 
-    def _add_lab_note(self, note: str) -> None:
+    def add_note(self, note: str) -> None:
         self.notes += (note,)
 
     def _add_audit_canaries(self) -> None:
@@ -662,7 +662,7 @@ class Lab(LabTraining, Benchmark):
         self.canaries += manifests.build_manifest_secrets(
             self.coined, self.tokenizer, len(self.tokenizer)
         )
-        self._add_lab_note(
+        self.add_note(
             f"a lab of its own for the audit of epsilon: {recipe.audit_canaries:,} canaries "
             f"({recipe.audit_kind}) each went into the training of every model here, or stayed "
             "out, by a fair coin (lab_recipe.audit_canaries); "
@@ -684,7 +684,7 @@ class Lab(LabTraining, Benchmark):
         yield from zip(self.tokenise_lab_texts(list(copies)), copies.values(), strict=True)
 
 
-def _name_ensemble(recipe: BaseLabRecipe, count: int | None) -> str:
+def name_ensemble(recipe: BaseLabRecipe, count: int | None) -> str:
     recipe = replace(recipe, members=count or recipe.members)
     return f"ensemble{name_ensemble_suffix(recipe)}"
 
