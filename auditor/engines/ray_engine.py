@@ -6,6 +6,7 @@ Ray itself schedules work, restarts lost workers and repeats unfinished work.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -17,7 +18,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from platform import node
 from typing import Any
@@ -32,6 +32,8 @@ from auditor.core.plan_parts import EngineOptions
 from auditor.engines.engine import Engine, Work
 
 _LOSSES = 3  # losses of a worker in a run: if it is lost more often, the work itself kills it
+# Portions of items that a worker has at once, so that it need not wait for the next one.
+_PORTIONS_AHEAD = 2
 # Bytes of Ray's store, for secrets, guesses and soft prompts; each worker loads models itself.
 _STORE = 256 * 2**20
 _LOST = (
@@ -82,10 +84,9 @@ class RayEngine(Engine):
         self.workers = workers
         self.address = address
         self.gpus = gpus
-        self._make_place: Callable[[], Any] = lambda: None
         self._pool: list[Any] = []
-        # Kept as long as the workers, because a restarted worker requests it again.
-        self._stored_make_place: Any = None
+        # Reference to what loads models and data. In a list, else Ray would load it for each task.
+        self._make_place: list[Any] = []
         # The connection and its folder, unless a notebook connected before.
         self._resources = contextlib.ExitStack()
         os.environ.setdefault(_QUIET, "1")
@@ -105,32 +106,38 @@ class RayEngine(Engine):
         return f"{format_count(self.workers, 'worker')} of {cluster}"
 
     def set_work_context(self, local_place: Any, make_place: Callable[[], Any]) -> None:
-        self._kill_worker_pool()
-        self._make_place = make_place
+        # Stored once for all workers: it may contain the counts of a run.
+        self._make_place = [_import_ray().put(make_place)]
 
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         ray = _import_ray()
         pool = self._start_worker_pool()
         # `put` stores the work once for all portions instead of a copy with each.
         shared_work = ray.put(work)
-        streams = list[Any]()
+        # The worker of each portion that is in work, keyed by the stream of its results.
+        streams = dict[Any, int]()
+        portions = []
         # A worker gets every len(pool)-th item, so that its index determines its items.
-        for worker_index, worker in enumerate(pool):
-            worker_items = items[worker_index :: len(pool)]
+        for worker_index in range(len(pool)):
+            portions.append(_split_into_portions(items[worker_index :: len(pool)], work.portion))
+
+        def send_portion(worker_index: int) -> None:
             # "streaming": results come one by one.
-            call = worker.stream_work_results.options(num_returns="streaming")
-            for start in range(0, len(worker_items), work.portion):
-                portion = list(worker_items[start : start + work.portion])
-                streams.append(call.remote(shared_work, portion))
+            call = pool[worker_index].stream_work_results.options(num_returns="streaming")
+            for portion in itertools.islice(portions[worker_index], 1):
+                streams[call.remote(self._make_place, shared_work, portion)] = worker_index
+
         try:
+            for worker_index in [*range(len(pool))] * _PORTIONS_AHEAD:
+                send_portion(worker_index)
             while streams:
                 # fetch_local=False: `wait` ends as soon as a result exists; `ray.get` fetches it.
-                ready, _ = ray.wait(streams, num_returns=1, fetch_local=False)
+                ready, _ = ray.wait(list(streams), num_returns=1, fetch_local=False)
                 for stream in ready:
                     try:
                         yield _get_ray_result(next, stream)
                     except StopIteration:  # in a generator it would become a RuntimeError (PEP 479)
-                        streams.remove(stream)
+                        send_portion(streams.pop(stream))
         finally:
             for stream in streams:
                 ray.cancel(stream, force=False)  # Ray refuses force for an actor's work
@@ -143,7 +150,7 @@ class RayEngine(Engine):
         for item in items:
             pool.submit(
                 lambda worker, next_item: worker.collect_work_results.remote(
-                    shared_work, [next_item]
+                    self._make_place, shared_work, [next_item]
                 ),
                 item,
             )
@@ -151,15 +158,12 @@ class RayEngine(Engine):
             yield from _get_ray_result(pool.get_next_unordered)
 
     def close(self) -> None:
-        self._kill_worker_pool()
-        self._resources.close()
-
-    def _kill_worker_pool(self) -> None:
         for worker in self._pool:
             # This is final: Ray does not restart a worker that it was told to kill.
             _import_ray().kill(worker)
         self._pool = []
-        self._stored_make_place = None
+        self._make_place = []
+        self._resources.close()
 
     def _start_worker_pool(self) -> list[Any]:
         if not self._pool:
@@ -167,10 +171,8 @@ class RayEngine(Engine):
             kind = kind.options(
                 num_cpus=1, num_gpus=self.gpus, max_restarts=_LOSSES, max_task_retries=_LOSSES
             )
-            # Store it once for all workers: it may contain the counts of a run.
-            self._stored_make_place = _import_ray().put(self._make_place)
             for _ in range(self.workers):
-                self._pool.append(kind.remote(self._stored_make_place, os.getcwd(), __version__))
+                self._pool.append(kind.remote(os.getcwd(), __version__))
         return self._pool
 
     def _connect_cluster(self) -> None:
@@ -351,24 +353,25 @@ def _watch_ray_processes(pids: Sequence[int]) -> Iterator[None]:
 class _Worker:
     """Process of the cluster with its own models and data. Ray restarts it if it is lost."""
 
-    def __init__(self, make_place: Callable[[], Any], folder: str, version: str) -> None:
-        """Create a worker that loads its models and data later.
+    def __init__(self, folder: str, version: str) -> None:
+        """Create a worker without models and data.
 
-        `make_place` loads them; `folder` and `version` are the run's working folder and program
-        version.
+        `folder` and `version` are the run's working folder and program version.
         """
-        self.make_place = make_place
         self.folder = folder
         self.version = version
+        self.make_place: list[Any] | None = None
+        self.place: Any = None  # models and data
 
-    @cached_property
-    def models_and_data(self) -> Any:
-        """Models and data that the worker's tasks need.
+    def _load_place(self, make_place: list[Any]) -> Any:
+        """Return the models and data that a task needs.
 
-        They are loaded in the first task, not when the worker starts, because only a task's errors
-        reach the caller. Raise AuditError if the worker lacks the run's folder or has a different
-        version of the program.
+        They are loaded in the first task that needs them, not when the worker starts, because only
+        a task's errors reach the caller. Raise AuditError if the worker lacks the run's folder or
+        has a different version of the program.
         """
+        if make_place == self.make_place:
+            return self.place
         if self.version != __version__:
             raise AuditError(
                 f"expected audit {self.version} on every worker, got {__version__} on {node()}"
@@ -379,13 +382,26 @@ class _Worker:
             raise AuditError(
                 f"expected the folder {self.folder!r} on every worker, got none on {node()}"
             ) from error
-        return self.make_place()
+        self.place = self.make_place = None  # free the memory of earlier models
+        for reference in make_place:
+            self.place = _import_ray().get(reference)()
+        self.make_place = make_place
+        return self.place
 
-    def stream_work_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
-        yield from work.process_items(self.models_and_data, items)
+    def stream_work_results(
+        self, make_place: list[Any], work: Work, items: Sequence[Any]
+    ) -> Iterator[Any]:
+        yield from work.process_items(self._load_place(make_place), items)
 
-    def collect_work_results(self, work: Work, items: Sequence[Any]) -> list[Any]:
-        return list(work.process_items(self.models_and_data, items))
+    def collect_work_results(
+        self, make_place: list[Any], work: Work, items: Sequence[Any]
+    ) -> list[Any]:
+        return list(work.process_items(self._load_place(make_place), items))
+
+
+def _split_into_portions(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
+    for start in range(0, len(items), size):
+        yield list(items[start : start + size])
 
 
 def _get_ray_result(call: Callable[..., Any], *args: Any) -> Any:

@@ -113,7 +113,7 @@ def configure_serving(
     if cache is not None and not model.activation:
         stored_file = cache / f"{self_check_digest(model, room, records)}.json"
     if stored_file is not None and stored_file.is_file():
-        _apply_kept_self_check(model, read_json_object(stored_file, "what a self-check found"))
+        apply_findings(model, read_json_object(stored_file, "what a self-check found"))
     else:
         with torch.no_grad(), wrap_library_errors(f"cannot ask {model.name!r} for a distribution"):
             trial = _SelfCheckTrial(model, max(room, 2), records, reached, tolerance)
@@ -124,12 +124,13 @@ def configure_serving(
         _compared_on_records.add(model)
     notes = model.notes[len(before) :]
     if stored_file is not None and not stored_file.is_file():
-        _write_self_check(model, stored_file, notes)
+        disk.replace_atomically(stored_file, json.dumps(describe_findings(model, notes)))
     return notes
 
 
-def _write_self_check(model: HuggingFaceModel, path: Path, notes: Sequence[str]) -> None:
-    findings = {
+def describe_findings(model: HuggingFaceModel, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """Return what the self-check found about a model, and chose for it."""
+    return {
         "row_serving": model.served,
         "begins": model.begins is not None,
         "can_join_rows": model.can_join_rows,
@@ -138,7 +139,6 @@ def _write_self_check(model: HuggingFaceModel, path: Path, notes: Sequence[str])
         "max_positions": model.max_positions,
         "notes": list(notes),
     }
-    disk.replace_atomically(path, json.dumps(findings))
 
 
 def _is_checked_base(
@@ -184,7 +184,8 @@ def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room
         _compared_on_records.add(model)
 
 
-def _apply_kept_self_check(model: HuggingFaceModel, record: Mapping[str, Any]) -> None:
+def apply_findings(model: HuggingFaceModel, record: Mapping[str, Any]) -> None:
+    """Serve a model as an earlier check of the same weights, described by `record`, has chosen."""
     model.served, model.can_join_rows = record["row_serving"], record["can_join_rows"]
     model.max_positions = record["max_positions"]
     if record["is_merged"] and not model.is_merged:

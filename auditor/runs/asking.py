@@ -339,8 +339,8 @@ def _score_units(target_run: TargetRun) -> None:
     _read_ahead(target.model, target.secrets, benchmark.heldout_given or repeat(1))
     if target.model.capabilities & {"likelihood", "distribution"}:
         # first, because it queries full texts, which contain the suffixes
-        scoring.compute_heldout_losses(audit, target)
-        scoring.measure_true_token_likelihoods(audit, target)
+        scoring.compute_heldout_losses(audit, target, target_run.engine)
+        scoring.measure_true_token_likelihoods(audit, target, target_run.engine)
 
 
 def _read_references(target_run: TargetRun) -> list[LanguageModel]:

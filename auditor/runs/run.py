@@ -56,6 +56,7 @@ from auditor.runs.stopping import StoppingRule
 from auditor.runs.targets import (
     Targets,
     WorkerTargets,
+    describe_serving,
     fingerprint_inputs,
     refuse_methods_that_cannot_run,
 )
@@ -178,10 +179,10 @@ def _measure_audit(
             {canary.id for canary in benchmark.canaries},
         )
     )
-    greedy = _measure_greedy_recall(audit, targets.undefended, clock)
+    _prepare_engine(audit, targets, engine)
+    greedy = _measure_greedy_recall(audit, targets.undefended, engine, clock)
     records = list[TargetRecord]()
     findings = list[Finding]()
-    _prepare_engine(audit, targets, engine)
     for target in targets.build_targets(clock):
         records.append(
             _measure_target(TargetRun(audit, target, targets, engine, collector), clock, findings)
@@ -233,7 +234,10 @@ def _prepare_engine(audit: Audit, targets: Targets, engine: Engine) -> None:
     if engine.workers:
         fingerprints = fingerprint_inputs(audit.site)
     counted = dict(audit.benchmark.counted_tables)
-    engine.set_work_context(targets, WorkerTargets(plan, counted, audit.prefix_token, fingerprints))
+    make_place = WorkerTargets(
+        plan, counted, audit.prefix_token, describe_serving(audit.site), fingerprints
+    )
+    engine.set_work_context(targets, make_place)
 
 
 def _list_plugin_sections(
@@ -302,7 +306,7 @@ def _prepare_audit(planned: PlannedAudit, folder: RunFolder) -> Audit:
 
 
 def _measure_greedy_recall(
-    audit: Audit, target: Target, clock: StageClock
+    audit: Audit, target: Target, engine: Engine, clock: StageClock
 ) -> tuple[dict[str, Measurement], Measurement | None]:
     """Return the share of secrets that greedy decoding recites.
 
@@ -319,11 +323,11 @@ def _measure_greedy_recall(
         keep = scoring.make_score_keeper(audit, target)
 
     def given() -> tuple[dict[str, Measurement], Measurement | None]:
-        recall = measure_repeat_recall(target.model, secrets, guesses, keep)
+        recall = measure_repeat_recall(target.model, secrets, guesses, keep, engine)
         # Without recalled members, no recall needs a baseline.
         recalled = any(m.value for m in recall.values())
         return recall, measure_nonmember_recall(
-            target.model, secrets, guesses
+            target.model, secrets, guesses, engine
         ) if recalled else None
 
     with clock.timed_stage("greedy recall"):
@@ -353,14 +357,14 @@ def _measure_target(
     first = len(findings)
     machine.reset_peak_memory()
     with clock.timed_stage(f"perplexity of {target.title}"):
-        heldout = scoring.compute_heldout_losses(audit, target)
+        heldout = scoring.compute_heldout_losses(audit, target, target_run.engine)
         perplexities = scoring.measure_perplexities(heldout)
         if heldout:
             collector.heldout[target.name] = heldout
     if implies_capability(target.model.capabilities, "likelihood"):
         with clock.timed_stage(f"tokens of the secrets under {target.title}"):
             collector.likelihoods[target.name] = scoring.measure_true_token_likelihoods(
-                audit, target
+                audit, target, target_run.engine
             )
     for cell in list_target_cells(target_run):
         with clock.timed_stage(cell.title):

@@ -9,8 +9,10 @@ import math
 import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, compress
 from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,10 +21,11 @@ from auditor.conclusions.leak_readings import KINDS
 from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.core.arrays import Bools
 from auditor.core.counts import format_count
-from auditor.core.nouns import Guesses, Secret, TokenLogProbs, Tokens
+from auditor.core.nouns import UNDEFENDED, Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
 from auditor.core.secret_randomness import CHANNELS
 from auditor.core.secret_table import STRINGS, UNKNOWN, build_secret_table, select_members
+from auditor.engines.engine import Engine
 from auditor.generation.sample import (
     SuffixCandidates,
     batch_lengths,
@@ -33,7 +36,8 @@ from auditor.models.decoding import GREEDY
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
 from auditor.plugins.probe import batch_equal_shapes
-from auditor.runs.audit import Audit, Target
+from auditor.runs.audit import Audit, RunContext, Target
+from auditor.runs.targets import Targets
 from auditor.statistics import intervals
 from auditor.statistics.compare import compute_welch_interval
 from auditor.statistics.metrics import name_nonmember_metric
@@ -44,9 +48,28 @@ _SCORED_AT_ONCE = 64  # secrets between two writes of their scores
 _SLOW = 5.0  # seconds after which the first batch's number is announced
 # receives scores of a batch, and the number of hits so far
 Keep = Callable[[list[TokenLogProbs], int], None]
+# the scores of a batch of secrets, and the ids of those that greedy decoding recites
+GreedyBatch = tuple[list[TokenLogProbs], list[str]]
 LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
 # probability of the complete suffix at temperature 1 above which extraction is likely
 _LIKELY = 0.5
+
+
+@dataclass(frozen=True)
+class TargetScoring:
+    """Scores of a target's secrets or texts, computed in this process or on workers.
+
+    Args:
+        target: name of the target.
+        score: function that yields the scores of items, in batches.
+    """
+
+    target: str
+    score: Callable[[RunContext, Target, Sequence[Any]], Iterator[Any]]
+    portion: ClassVar[int] = 64
+
+    def process_items(self, place: Targets, items: Sequence[Any]) -> Iterator[Any]:
+        yield from self.score(place.scene, place.find_target(self.target), items)
 
 
 def measure_repeat_recall(
@@ -54,6 +77,7 @@ def measure_repeat_recall(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
     keep: Keep | None = None,
+    engine: Engine | None = None,
 ) -> dict[str, Measurement]:
     """Return members' verbatim recall by greedy decoding, keyed by repeat count ("all" if unknown).
 
@@ -65,9 +89,10 @@ def measure_repeat_recall(
         secrets: members and non-members; only members count.
         guesses: greedy guesses, keyed by secret id, if an attack has guessed all these secrets.
         keep: receives the members' scores; see `mark_greedy_hits`.
+        engine: executor of the queries, if the model is the undefended target's.
     """
     members = select_members(secrets)
-    hits = mark_greedy_hits(model, members, guesses, keep)
+    hits = mark_greedy_hits(model, members, guesses, keep, engine)
     repeats = members.find_column("repeats")
     recall = {}
     for count in np.unique(repeats).tolist():
@@ -80,6 +105,7 @@ def measure_nonmember_recall(
     model: LanguageModel,
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses],
+    engine: Engine,
 ) -> Measurement | None:
     """Return the greedy recall of secrets that were not trained on, as a baseline.
 
@@ -89,11 +115,12 @@ def measure_nonmember_recall(
         model: the model.
         secrets: members and non-members; only non-members count.
         guesses: greedy guesses, keyed by secret id.
+        engine: executor of the queries of the undefended target.
     """
     nonmembers = select_members(secrets, False)
     if not nonmembers:
         return None
-    hits = mark_greedy_hits(model, nonmembers, guesses)
+    hits = mark_greedy_hits(model, nonmembers, guesses, engine=engine)
     return intervals.measure_share(name_nonmember_metric("greedy"), hits)
 
 
@@ -128,6 +155,7 @@ def mark_greedy_hits(
     secrets: Sequence[Secret],
     guesses: Mapping[str, Guesses] = MappingProxyType({}),
     keep: Keep | None = None,
+    engine: Engine | None = None,
 ) -> Bools:
     """Return, for each secret, whether greedy decoding after the prefix gives the suffix.
 
@@ -139,6 +167,7 @@ def mark_greedy_hits(
             queried.
         keep: called after each batch with its scores and the number of hits so far, but only if
             distributions are read.
+        engine: executor of the queries, if the model is the undefended target's.
     """
     continuations: Sequence[Tokens] | None = None
     if guesses and all(secret.id in guesses for secret in secrets):
@@ -148,23 +177,47 @@ def mark_greedy_hits(
     if continuations is not None:
         true_suffixes = [secret.suffix for secret in secrets]
         return np.array(list(map(operator.eq, continuations, true_suffixes)), dtype=bool)
-    hits = np.zeros(len(secrets), dtype=bool)
+    if engine is None:
+        batches = score_greedily(model, secrets, _READ_AT_ONCE)
+    else:
+        scoring = TargetScoring(UNDEFENDED, _score_target_greedily)
+        batches = engine.stream_results(scoring, secrets)
+    hits = set[str]()
+    for scores, recited in batches:
+        hits.update(recited)
+        if keep is not None:
+            keep(scores, len(hits))
     ids = build_secret_table(secrets).ids
-    at_once = _READ_AT_ONCE if keep is None else _SCORED_AT_ONCE
+    return np.fromiter(map(hits.__contains__, ids), bool, len(ids))
+
+
+@torch.no_grad()
+def score_greedily(
+    model: LanguageModel, secrets: Sequence[Secret], at_once: int
+) -> Iterator[GreedyBatch]:
+    """Yield the scores of equally long secrets, and the ids of those that the model recites.
+
+    A secret is recited if each token of its suffix is the most likely one. `at_once` is the largest
+    number of secrets in a batch.
+    """
+    ids = build_secret_table(secrets).ids
     for indices, prefixes, suffixes in batch_equal_shapes(model, secrets, at_once):
         scores = list[TokenLogProbs]()
+        recited = list[str]()
         # Parts of the batch: (rows, L) tokens and (rows, L, vocabulary) distributions.
         for tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
             is_hit = (distribution.argmax(-1) == tokens).all(-1).tolist()
-            part, indices = indices[: len(is_hit)], indices[len(is_hit) :]
-            hits[part] = is_hit
-            if keep is not None:
-                log_probs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-                rows = map(tuple, log_probs.double().tolist())
-                scores += map(TokenLogProbs, ids[part], rows)
-        if keep is not None:
-            keep(scores, int(hits.sum()))
-    return hits
+            part, indices = ids[indices[: len(is_hit)]].tolist(), indices[len(is_hit) :]
+            recited += compress(part, is_hit)
+            log_probs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+            scores += map(TokenLogProbs, part, map(tuple, log_probs.double().tolist()))
+        yield scores, recited
+
+
+def _score_target_greedily(
+    scene: RunContext, target: Target, secrets: Sequence[Secret]
+) -> Iterator[GreedyBatch]:
+    yield from score_greedily(target.model, secrets, _SCORED_AT_ONCE)
 
 
 def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tokens]:
@@ -188,7 +241,9 @@ def decode_greedily(model: LanguageModel, secrets: Sequence[Secret]) -> list[Tok
     return decoded_suffixes
 
 
-def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequence[float]]:
+def compute_heldout_losses(
+    audit: Audit, target: Target, engine: Engine
+) -> Mapping[str, Sequence[float]]:
     """Return the losses of the held-out texts, as one sequence over the texts for each key.
 
     A held-out text is one that the model was not trained on. Key `tokens` has the number of
@@ -205,9 +260,10 @@ def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequenc
         return _compute_record_losses(audit, target, given_counts)
 
     def found_now() -> dict[str, Sequence[float]]:
-        nll, tokens = zip(
-            *compute_text_nlls(target.model, texts, context_lengths=given_counts), strict=True
-        )
+        scoring = TargetScoring(target.name, _score_heldout_texts)
+        batches = engine.stream_results(scoring, range(len(texts)))
+        losses = [loss for _, loss in sorted(chain.from_iterable(batches))]
+        nll, tokens = zip(*losses, strict=True)
         other_nlls = compute_published_nlls(
             target.model, texts, given_counts or [1] * len(texts), audit.plan.seed
         )
@@ -217,6 +273,19 @@ def compute_heldout_losses(audit: Audit, target: Target) -> Mapping[str, Sequenc
     if target.defense:
         return found_now()
     return audit.site.shared.get_or_make("perplexity", audit.sweep_cache_key_of_answers, found_now)
+
+
+def _score_heldout_texts(
+    scene: RunContext, target: Target, places: Sequence[int]
+) -> Iterator[list[tuple[int, tuple[float, int]]]]:
+    """Yield the place, loss and number of predicted tokens of some held-out texts after others."""
+    given_counts = scene.benchmark.heldout_given
+    for start in range(0, len(places), _READ_AT_ONCE):
+        part = places[start : start + _READ_AT_ONCE]
+        texts = [scene.benchmark.heldout[place] for place in part]
+        context_lengths = [given_counts[place] for place in part] if given_counts else ()
+        losses = compute_text_nlls(target.model, texts, context_lengths=context_lengths)
+        yield list(zip(part, losses, strict=True))
 
 
 def _compute_record_losses(
@@ -290,7 +359,7 @@ def measure_perplexities(nlls_by_name: Mapping[str, Sequence[float]]) -> tuple[M
     return tuple(perplexities)
 
 
-def measure_true_token_likelihoods(audit: Audit, target: Target) -> ValuesBySecret:
+def measure_true_token_likelihoods(audit: Audit, target: Target, engine: Engine) -> ValuesBySecret:
     """Score each secret's true suffix tokens, each after the true tokens before it.
 
     The scores show leakage that no attack found. Return each secret's mean log-probability per
@@ -300,14 +369,15 @@ def measure_true_token_likelihoods(audit: Audit, target: Target) -> ValuesBySecr
 
     def score(secrets: Sequence[Secret], journal_key: str) -> dict[str, float]:
         """Score the secrets, and store their scores under a key; "" stores nothing."""
+        scoring = TargetScoring(target.name, _score_suffixes)
         if not journal_key:
-            batches = batch_suffix_log_probs(target, secrets, audit.plan.batch_size)
+            batches = engine.stream_results(scoring, secrets)
             return _compute_mean_log_probs(chain.from_iterable(batches))
         stored = audit.folder.tokens.finished_secrets(journal_key)
         missing = secrets
         if stored:
             missing = [secret for secret in secrets if secret.id not in stored]
-        for batch in batch_suffix_log_probs(target, missing, audit.plan.batch_size):
+        for batch in engine.stream_results(scoring, missing):
             audit.folder.tokens.append(journal_key, batch)
         return _compute_mean_log_probs(stored.read_records(build_secret_table(secrets).ids))
 
@@ -398,6 +468,12 @@ def batch_suffix_log_probs(
         for i, row in zip(indices, log_probs, strict=True):
             batch.append(TokenLogProbs(ids[i], tuple(row)))
         yield batch
+
+
+def _score_suffixes(
+    scene: RunContext, target: Target, secrets: Sequence[Secret]
+) -> Iterator[list[TokenLogProbs]]:
+    yield from batch_suffix_log_probs(target, secrets, scene.plan.batch_size)
 
 
 # --- answers withheld by a server

@@ -23,6 +23,7 @@ from auditor.core.nouns import (
 )
 from auditor.core.plan import Plan
 from auditor.gate.comparability import digest_comparable_secrets
+from auditor.models import self_check
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import Attack
@@ -96,17 +97,22 @@ class Targets:
     def get_shared_view(self, target: str, setting: str) -> View:
         """Return the one view that all attacks and probes use on this target in this setting.
 
-        A target that is not the current one becomes the current target; a defended one is built
-        anew. The shared view also shares samples: attacks with equal recipes use one pass.
+        The target becomes the current one; a defended one is built anew. The shared view also
+        shares samples: attacks with equal recipes use one pass.
         """
-        if target != self._current.name:
+        current = self.find_target(target)
+        if setting not in self._views:
+            self._views[setting] = self.scene.make_target_view(current, SETTINGS[setting])
+        return self._views[setting]
+
+    def find_target(self, name: str) -> Target:
+        """Return the target with this name; it becomes the current one."""
+        if name != self._current.name:
             rows = {row.name: row for row in self.scene.selection.rows}
             self._set_current_target(
-                self.undefended if target == UNDEFENDED else self.build_row_target(rows[target])
+                self.undefended if name == UNDEFENDED else self.build_row_target(rows[name])
             )
-        if setting not in self._views:
-            self._views[setting] = self.scene.make_target_view(self._current, SETTINGS[setting])
-        return self._views[setting]
+        return self._current
 
     def build_row_target(self, row: ShownRow) -> Target:
         # Time the scenario too: in the lab it trains the defense's models.
@@ -285,6 +291,16 @@ class UnlearningBaselines:
         )
 
 
+def describe_serving(site: Site) -> list[dict[str, Any]]:
+    """Return how the loaded models are served, which the run's self-checks have chosen."""
+    return list(map(self_check.describe_findings, _list_checked_models(site)))
+
+
+def _list_checked_models(site: Site) -> list[HuggingFaceModel]:
+    models = (site.model, site.public_model, site.reference_model)
+    return [model for model in models if isinstance(model, HuggingFaceModel)]
+
+
 def fingerprint_inputs(site: Site) -> dict[str, str]:
     """Return digests of all inputs, keyed by name. The model must be loaded.
 
@@ -305,12 +321,14 @@ class WorkerTargets:
         counted: statistics of large tables, so that workers need not count their rows again. The
             keys are made of flag and name.
         prefix_token: prefix token of the run.
+        serving: how the run's models are served, from `describe_serving`.
         input_digests: digests of the run's inputs, keyed by name; the worker's must match.
     """
 
     plan: Plan
     counted: Mapping[str, UnreadRows]
     prefix_token: PrefixToken
+    serving: Sequence[Mapping[str, Any]]
     input_digests: Mapping[str, str]
 
     def __call__(self) -> Targets:
@@ -334,6 +352,8 @@ class WorkerTargets:
                     f"expected every worker to read the same data as the run, but {name} differs "
                     f"on {node()}"
                 )
+        for model, findings in zip(_list_checked_models(site), self.serving, strict=True):
+            self_check.apply_findings(model, findings)
         return targets
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -43,10 +43,13 @@ from auditor.core.result import AuditResult
 from auditor.engines import ray_engine
 from auditor.engines.engine import Engine, Work
 from auditor.engines.ray_engine import AS_NICE, RayEngine, _find_raylet_process_ids
+from auditor.models import self_check
+from auditor.models.huggingface import HuggingFaceModel
 from auditor.records.folder import RunFolder
 from auditor.runs import run, training
 from auditor.runs.cells import CellWork
 from auditor.runs.site import Site
+from auditor.runs.targets import Targets, WorkerTargets
 from auditor.studies import sweep
 from tests.conftest import check_command, read_files, save_tiny, tiny
 
@@ -108,12 +111,21 @@ def worker_process_ids(engine: RayEngine) -> list[int]:
     work, workers = ray.put(Processes()), engine._start_worker_pool()
     return [
         pid
-        for (pid,) in ray.get([worker.collect_work_results.remote(work, [0]) for worker in workers])
+        for (pid,) in ray.get(
+            [
+                worker.collect_work_results.remote(engine._make_place, work, [0])
+                for worker in workers
+            ]
+        )
     ]
 
 
 def seven() -> int:
     return 7
+
+
+def eight() -> int:
+    return 8
 
 
 def nowhere() -> int:
@@ -162,6 +174,56 @@ def test_an_item_goes_to_the_worker_that_has_had_it_before(cluster: RayEngine) -
         {i: pid for i, _, pid in cluster.stream_results(Squares(), range(9))} for _ in range(2)
     )
     assert first == second
+
+
+def test_a_worker_lives_on_when_its_place_changes() -> None:
+    """It has imported torch and joined the cluster, which takes longer than to load a model."""
+    with closing(RayEngine(1)) as engine:
+        before = list(engine.stream_results(Processes(), [0]))
+        for place, value in ((seven, 7), (eight, 8)):
+            engine.set_work_context(None, place)
+            assert list(engine.stream_results(Squares(), [3])) == [(3, 9 + value, *before)]
+
+
+def test_a_slow_worker_delays_no_other_and_changes_no_result(
+    cluster: RayEngine, tmp_path: Path
+) -> None:
+    """It has not finished its first item when the other one has finished all portions."""
+    found = list(cluster.stream_results(OpensLast(tmp_path / "open", last=39), range(40)))
+    assert sorted(item for item, _ in found) == list(range(40))
+    assert len({pid for item, pid in found if item % 2}) == 1
+
+
+def test_only_a_few_portions_are_sent_ahead(
+    cluster: RayEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent waits in memory, and Ray looks through all of it for each result."""
+    sent = list[int]()
+    split = ray_engine._split_into_portions
+
+    def record_portions(items: Sequence[int], size: int) -> Iterator[list[int]]:
+        for portion in split(items, size):
+            sent.extend(portion)
+            yield portion
+
+    monkeypatch.setattr(ray_engine, "_split_into_portions", record_portions)
+    stream = cluster.stream_results(Squares(), range(400))
+    for n_found, _ in enumerate(stream, 1):
+        assert len(sent) <= n_found + 16  # two portions of four for each of two workers
+    assert sorted(sent) == list(range(400))
+
+
+def test_workers_of_another_version_or_without_the_folder_are_refused(
+    ours: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(RayEngine(1)) as engine, monkeypatch.context() as patch:
+        patch.setattr(ray_engine, "__version__", "0.0.0")
+        with pytest.raises(AuditError, match=r"^expected audit 0\.0\.0 on every worker, got "):
+            list(engine.stream_results(Squares(), range(2)))
+    with closing(RayEngine(1)) as engine:
+        monkeypatch.setattr(os, "getcwd", lambda: str(tmp_path / "gone"))
+        with pytest.raises(AuditError, match=r"^expected the folder '.*gone' on every worker"):
+            list(engine.stream_results(Squares(), range(2)))
 
 
 def test_whoever_is_free_takes_the_next_of_what_takes_long(
@@ -346,10 +408,11 @@ def test_a_lost_cluster_and_a_lost_worker_change_nothing(
     assert not (out / "result.json").exists()
     stream, killed = RayEngine.stream_results, list[int]()
 
-    def deadly(engine: RayEngine, work: CellWork, items: Sequence[object]) -> Iterator[object]:
+    def deadly(engine: RayEngine, work: Work, items: Sequence[object]) -> Iterator[object]:
         for found in stream(engine, work, items):
             yield found
-            if work.key == ("pmixed", "text-only", "ethicist") and not killed:
+            is_cell = isinstance(work, CellWork)
+            if is_cell and work.key == ("pmixed", "text-only", "ethicist") and not killed:
                 os.kill(pid := worker_process_ids(engine)[0], signal.SIGKILL)
                 killed.append(pid)
 
@@ -524,6 +587,92 @@ def small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(large_tables, name, value)
     monkeypatch.setattr(large_tables, "BATCH", 4)
     monkeypatch.setattr(large_tables, "_BLOCK", 200)
+
+
+def test_workers_read_all_texts_with_models_served_as_in_the_run(
+    far: None, own: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy recall, perplexity and true tokens too; the run itself queries no model."""
+    command = [*own, "--attack", "perplexity", "--attack", "membership", "--setting", "white-box"]
+    command += ["-A", "membership.score=min_k_plus"]
+    check_command(*command, "-o", tmp_path / "near")
+    places = list[Targets]()
+    load = Far.set_work_context
+
+    def load_and_silence(engine: Far, local_place: Targets, make_place: WorkerTargets) -> None:
+        load(engine, local_place, make_place)
+        places.append(local_place)
+        model = cast(HuggingFaceModel, local_place.scene.site.model)
+        there = cast(HuggingFaceModel, engine._place.scene.site.model)
+        served = self_check.describe_findings(model)
+        assert served == self_check.describe_findings(there)
+        assert served["begins"] and served["can_join_rows"]
+        monkeypatch.setattr(model, "transformers_logits", lambda *args: pytest.fail("a query"))
+        monkeypatch.setattr(model, "logits_after_cached_prefix", model.transformers_logits)
+
+    monkeypatch.setattr(Far, "set_work_context", load_and_silence)
+    check_command(*command, "-o", tmp_path / "far", "--engine", "ray")
+    assert places
+    (result, near), (there, far_rows) = held(tmp_path / "near"), held(tmp_path / "far")
+    agree(result, there)
+    for key, rows in near.items():
+        assert all(same(answer, far_rows[key][secret]) for secret, answer in rows.items())
+    for one, other in zip(result.targets, there.targets, strict=True):
+        assert one.perplexity and other.perplexity
+        assert one.perplexity.value == pytest.approx(other.perplexity.value)
+    for scores in zip(tokens_of(tmp_path / "near"), tokens_of(tmp_path / "far"), strict=True):
+        (secret, near_scores), (other, far_scores) = scores
+        assert secret == other and near_scores == pytest.approx(far_scores, abs=1e-5)
+
+
+def tokens_of(folder: Path) -> list[tuple[str, tuple[float, ...]]]:
+    """Log-probabilities of each member's true tokens, as the run stored them."""
+    run = RunFolder.reopen(folder)
+    run.close()
+    stored = run.tokens.finished_secrets("undefended")
+    return sorted((id, stored[id].log_probs) for id in stored)
+
+
+def test_a_worker_that_reads_other_data_is_refused(
+    far: None,
+    own: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text(Path(own[own.index("--data") + 1]).read_text())
+    command = [*own, "--data", str(data), "--attack", "perplexity", "-o", str(tmp_path / "run")]
+    load = Far.set_work_context
+
+    def change_then_load(engine: Far, *place: Any) -> None:
+        data.write_text(data.read_text().replace("somebody", "anybody"))
+        load(engine, *place)
+
+    monkeypatch.setattr(Far, "set_work_context", change_then_load)
+    check_command(*command, "--engine", "ray", code=2)
+    assert "expected every worker to read the same data as the run, but the data differs on" in (
+        " ".join(capsys.readouterr().err.split())
+    )
+
+
+def test_a_worker_that_is_lost_while_a_table_is_counted_changes_nothing(
+    cluster: RayEngine, small_is_large: None, own: list[str]
+) -> None:
+    data = own[own.index("--data") + 1]
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(own[own.index("--model") + 1])
+    lost = worker_process_ids(cluster)[0]
+
+    def count_and_kill(*work: Any) -> Iterator[Any]:
+        stream = cluster.stream_results(*work)
+        yield next(stream)
+        os.kill(lost, signal.SIGKILL)
+        yield from stream
+
+    there = read_files(data, tokenizer, limit=5, counting=TableCounting(count_and_kill))
+    near = read_files(data, tokenizer, limit=5)
+    assert there.secrets == near.secrets and there.record_counts == near.record_counts
+    assert lost not in worker_process_ids(cluster)
 
 
 def test_a_large_table_is_counted_by_workers_once(
