@@ -84,7 +84,8 @@ def _start_second_process(errors: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _exit_with_first_process() -> None:
-    sys.stdin.buffer.read()  # until the first process ends
+    # Until the first process ends. A buffered read would hold a lock that Python's exit needs.
+    os.read(sys.stdin.fileno(), 1)
     os._exit(1)  # sys.exit would end only this thread
 
 

@@ -4,8 +4,10 @@ left running."""
 from __future__ import annotations
 
 import dataclasses
+import pickle
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -164,6 +166,17 @@ def test_it_ends_with_a_run_that_fails(
     with pytest.raises(error):
         train_in_two_processes(Lab(TINY, cache=tmp_path), [None])
     assert started[0].returncode is not None
+
+
+def test_it_ends_by_itself_when_all_is_trained(tmp_path: Path) -> None:
+    Lab(TINY, cache=tmp_path)
+    with (
+        tempfile.TemporaryFile() as errors,
+        second_process._start_second_process(errors) as second,
+    ):
+        assert second.stdin is not None
+        second.stdin.write(pickle.dumps((Lab, TINY, tmp_path, [])))
+        assert second.wait(_PATIENCE) == 0
 
 
 def test_it_ends_with_a_run_that_is_killed() -> None:
