@@ -52,10 +52,16 @@ class HiddenStateCache:
             `kept` trailing positions, (B, kept, V). If the list `layers` is given, it appends the
             keys and values of the texts to this list.
         recent_bytes: memory for log-probabilities that several callers query in turn.
+        max_bytes: memory for all else; None means a share of the free memory.
     """
 
     def __init__(
-        self, body: Any, head: Any, logits: Logits, recent_bytes: int = RECENT_BYTES
+        self,
+        body: Any,
+        head: Any,
+        logits: Logits,
+        recent_bytes: int = RECENT_BYTES,
+        max_bytes: int | None = None,
     ) -> None:
         self._body = body
         self._head = head
@@ -65,6 +71,7 @@ class HiddenStateCache:
         self._begun: dict[bytes, tuple[Tensor, list[SlotLayer], int]] = {}
         self._bytes = 0
         self._recent_bytes = recent_bytes
+        self._max_bytes = max_bytes
         # Log-probabilities at the last positions of texts that several callers query in turn.
         self._recent: dict[bytes, Tensor] = {}
         # Whether body and head are the whole model; None until it is measured.
@@ -84,6 +91,21 @@ class HiddenStateCache:
         if self.is_exact and texts.shape[1] > 1:
             self._remember_log_probs(names, list(log_probs.clone()))
         return log_probs
+
+    @torch.no_grad()
+    def read_parts(self, texts: Tensor, parts: Sequence[int], last: int) -> Tensor:
+        """Return logits (B, last, V) of texts (B, n), each read by its part of an ensemble.
+
+        They come from cached hidden states if all texts have them. Otherwise the model reads all
+        texts, so that their parts stay in the order that the model expects.
+        """
+        names = []
+        for part, text in zip(parts, texts.cpu(), strict=True):
+            names.append(b"%d:%b" % (part, _digest_text_key(text)))
+        if self.is_exact is False or not all(self._has_states(name, last) for name in names):
+            return self._read_and_hold(texts, last, names)
+        logits: Tensor = self._head(torch.stack([self._held[name][-last:] for name in names]))
+        return logits.float()
 
     def _remember_log_probs(self, names: Sequence[bytes], log_probs: Sequence[Tensor]) -> None:
         """Keep the log-probabilities of these texts for repeated queries.
@@ -150,6 +172,8 @@ class HiddenStateCache:
 
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
         """Return how many more bytes may be cached, so that all take 1/share of the free memory."""
+        if self._max_bytes is not None:
+            return self._max_bytes - self._bytes
         return measure_free_device_memory(device) // share - self._bytes
 
     @torch.no_grad()

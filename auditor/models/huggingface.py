@@ -344,11 +344,8 @@ class HuggingFaceModel(LanguageModel):
 
         `recent_bytes` is passed to `HiddenStateCache`.
         """
-        if self.activation:  # its effect on the beginning of a text depends on later tokens
-            return
-        body = unwrap_peft(self.model).base_model
-        head = self.model.get_output_embeddings()
-        self.seen = HiddenStateCache(body, head, self.logits_after_cached_prefix, recent_bytes)
+        if not self.activation:  # its effect on the beginning of a text depends on later tokens
+            self.seen = make_hidden_state_cache(self, recent_bytes)
 
     @contextmanager
     def cache_hidden_states(self) -> Iterator[None]:
@@ -654,3 +651,13 @@ class HuggingFaceModel(LanguageModel):
         logits: Tensor = output.logits[:, -last:].float()
         check_logits_finite(logits, self.name)
         return logits
+
+
+def make_hidden_state_cache(
+    model: HuggingFaceModel, recent_bytes: int = RECENT_BYTES, max_bytes: int | None = None
+) -> HiddenStateCache:
+    """Return an empty cache that reads the model's texts; the model itself does not use it."""
+    body = unwrap_peft(model.model).base_model
+    head = model.model.get_output_embeddings()
+    read_texts = model.logits_after_cached_prefix
+    return HiddenStateCache(body, head, read_texts, recent_bytes, max_bytes)

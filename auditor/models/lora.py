@@ -21,7 +21,7 @@ from auditor.models.adapters import attach_adapter
 from auditor.models.caches import NativeCache
 from auditor.models.configuration import list_split_devices
 from auditor.models.ensemble import Ensemble, EnsembleMemberRows
-from auditor.models.huggingface import HuggingFaceModel
+from auditor.models.huggingface import HuggingFaceModel, make_hidden_state_cache
 from auditor.models.loading import read_adapter_base
 from auditor.models.rows import Rows
 from auditor.models.shards import (
@@ -34,6 +34,7 @@ from auditor.models.shards import (
 from auditor.models.slot_cache import SlotLayer
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws queried
+_STATE_BYTES = 2**28  # hidden states of texts that several models score
 _TOKENS_AT_ONCE = 2**13  # read by members in one batch
 _MERGED_BYTES = 2**28  # of all members' weights, each with its merged updates
 
@@ -60,6 +61,8 @@ class LoraEnsemble(Ensemble):
         if public.served == "cache":
             # The mixed forward cannot serve a single row, so its cache cannot be measured.
             self._model.cache_batch_dimensions = public.cache_batch_dimensions
+        # Several models that a run serves from these members score the same texts in turn.
+        self._state_cache = make_hidden_state_cache(self._model, max_bytes=_STATE_BYTES)
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_text_fits(prefixes.shape[1], length, prompt)
@@ -90,9 +93,12 @@ class LoraEnsemble(Ensemble):
         self._routing.blocks = parts
         model_input = self._model.prepend_soft_prompt(contexts.to(self._model.device), prompt)
         # One block of rows after another, as `MixedLoraRouting.blocks` requires.
-        distributions = self._model.compute_input_log_probs(
-            model_input.repeat(len(parts), *(1,) * (model_input.ndim - 1)), last
-        )
+        blocks = model_input.repeat(len(parts), *(1,) * (model_input.ndim - 1))
+        if prompt is None:
+            part_of_row = parts.repeat_interleave(len(contexts)).tolist()
+            distributions = self._state_cache.read_parts(blocks, part_of_row, last).log_softmax(-1)
+        else:
+            distributions = self._model.compute_input_log_probs(blocks, last)
         return distributions.unflatten(0, (len(parts), -1)).movedim(0, -2)
 
     def start_member_rows(

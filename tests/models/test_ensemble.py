@@ -13,7 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from auditor.core.errors import AuditError
 from auditor.models import lora
 from auditor.models.ensemble import EnsembleMemberRows, ModelEnsemble
-from auditor.models.huggingface import HuggingFaceModel, Served
+from auditor.models.huggingface import HuggingFaceModel, Served, traffic
 from auditor.models.lora import LoraEnsemble, load_lora_ensemble
 from auditor.models.shards import find_control_adapter
 from tests.rounding import assert_same
@@ -94,6 +94,28 @@ def test_parts_asked_together_say_what_each_says_alone(
         assert_same(slope, expected, terms=4 * 2 * len(parts))
     rows = ensemble.start(contexts, 1, prompt=prompt).log_probs()
     assert_same(rows, query_parts(True, [0, 1, 2, 3])[0][:, -1])
+
+
+@pytest.mark.parametrize("memory", [2**28, 0])
+def test_a_text_is_read_once_for_all_models_of_an_ensemble(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    """If memory holds its states: then single parts and shorter ends of it too."""
+    monkeypatch.setattr("auditor.models.lora._STATE_BYTES", memory)
+    ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 3))
+    contexts = torch.randint(1, 61, (4, 6), generator=torch.Generator().manual_seed(0))
+    parts = torch.arange(4)
+    first = ensemble.distributions(contexts, parts, 3)
+    n_read = traffic.tokens
+    assert_same(ensemble.distributions(contexts, parts, 3), first)
+    assert_same(ensemble.distributions(contexts[1:3], parts[[2, 0]], 2), first[1:3, 1:, [2, 0]])
+    assert (traffic.tokens == n_read) == bool(memory)
+    others = contexts.flip(1)
+    expected = super(LoraEnsemble, ensemble).distributions(others, parts, 6)
+    n_read = traffic.tokens
+    assert_same(ensemble.distributions(others, parts, 6), expected)
+    assert_same(ensemble.distributions(others[:, :-1], parts, 1)[:, 0], expected[:, -2])
+    assert traffic.tokens == n_read + 4 * 4 * (6 + 5)  # a text and its beginning are two
 
 
 @pytest.mark.parametrize("kind", ["neox", "gpt2"])
