@@ -6,6 +6,7 @@ This module does not import plug-ins.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import math
 import typing
@@ -56,6 +57,11 @@ Share = Annotated[float, Limits(0, 1, "()")]
 ShareOrAll = Annotated[float, Limits(0, 1, "(]")]
 
 
+# `from __future__ import annotations` leaves strings in `field.type`. To compile those of a class
+# takes a millisecond, and a run makes hundreds of plug-ins.
+_resolve_annotations = functools.cache(typing.get_type_hints)
+
+
 class Configured:
     """Base class of plug-ins: frozen dataclasses whose fields are their options."""
 
@@ -67,7 +73,7 @@ class Configured:
 
         Annotations with `Literal` or `Limits` exclude values.
         """
-        hints = typing.get_type_hints(type(self), include_extras=True)
+        hints = _resolve_annotations(type(self), include_extras=True)
         for option in get_option_defaults(type(self)):
             kind = hints[option]
             value = getattr(self, option)
@@ -89,8 +95,7 @@ def build_plugin(
     if name not in known:
         raise make_unknown_name_error(kind, name, known)
     cls = known[name]
-    # Resolved, as `from __future__ import annotations` leaves strings in `field.type`.
-    hints = typing.get_type_hints(cls)
+    hints = _resolve_annotations(cls)
     fields = set(get_option_defaults(cls))
     values = {}
     for option, value in options.items():
@@ -143,7 +148,7 @@ def get_option_defaults(cls: type) -> dict[str, Any]:
 def list_allowed_values(cls: type) -> dict[str, tuple[Any, ...]]:
     """Return the allowed values of each option that has a fixed set of values."""
     values_by_type = {bool: ("true", "false")}
-    hints = typing.get_type_hints(cls)
+    hints = _resolve_annotations(cls)
     allowed = {}
     for name in get_option_defaults(cls):
         values = values_by_type.get(hints[name], typing.get_args(hints[name]))

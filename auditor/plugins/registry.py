@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.metadata
-import inspect
 import pkgutil
 import types
 from collections.abc import Mapping
@@ -153,7 +152,7 @@ def _list_module_plugins(module: types.ModuleType, kind: Any) -> list[Any]:
     """Return a module's own plug-in classes of one kind, without imported classes."""
     classes = []
     for value in vars(module).values():
-        is_own_class = inspect.isclass(value) and value.__module__ == module.__name__
+        is_own_class = isinstance(value, type) and value.__module__ == module.__name__
         # A base class has no name.
         if is_own_class and issubclass(value, kind) and value.name:
             classes.append(value)

@@ -298,14 +298,16 @@ class ServerConnection:
             self._client = client
         if body is None:
             return self._client.models.with_raw_response.list()
-        # create() checks OpenAI's fields; extra_body is sent unchanged, whatever the server takes
-        content = "prompt"
+        # `extra_body` is sent unchanged, in place of the arguments of `create`. These would be
+        # converted token by token, which takes most of the time of a long prompt.
+        unsent: dict[str, Any] = {"prompt": ""}
         endpoint = self._client.completions
         if "messages" in body:
-            content = "messages"
+            unsent = {"messages": []}
             endpoint = self._client.chat.completions
-        first = {name: body[name] for name in ("model", content)}
-        return endpoint.with_raw_response.create(**first, extra_body=dict(body))
+        return endpoint.with_raw_response.create(
+            model=body["model"], **unsent, extra_body=dict(body)
+        )
 
     def _make_status_error(self, error: Any) -> Exception:
         status = error.status_code

@@ -8,6 +8,7 @@ handshake measures how much the answers of an unchanged server differ.
 
 from __future__ import annotations
 
+import heapq
 import math
 import operator
 from collections import defaultdict
@@ -97,9 +98,10 @@ class _RequestPool:
         """
         chosen = _choose_rechecked_requests(self.new, math.ceil(len(self.new) / EVERY), check)
         requests = [*self.old, *self.new]
-        longest = sorted(requests, key=lambda request: -len(request.context))[:_LAST]
+        longest = heapq.nlargest(_LAST, requests, key=lambda request: len(request.context))
         sample = _choose_rechecked_requests(requests, _KEPT, check + 1)
-        self.old = list(dict.fromkeys([*longest, *sample]))
+        # By number: to hash a request is to hash all of its tokens.
+        self.old = list({request.number: request for request in [*longest, *sample]}.values())
         self.new = []
         return chosen
 

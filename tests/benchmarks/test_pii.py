@@ -11,7 +11,7 @@ from stdnum import luhn
 from auditor.benchmarks.data import pii
 from auditor.benchmarks.data.pii import PiiRecognisers, find_pii_spans
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
-from auditor.benchmarks.lab.lab_texts import make_lab_texts
+from auditor.benchmarks.lab.lab_texts import PRIVATE, make_private_lab_texts
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark
 from tests.benchmarks.pii_formats import EXAMPLES, REGIONS, WrittenExample
@@ -138,7 +138,7 @@ def test_what_the_data_mark_comes_first_and_is_no_part_of_a_longer_word() -> Non
 def test_on_records_whose_data_are_known_nothing_else_is_found() -> None:
     """The lab marks what it makes. Its telephone and card numbers are drawn digit by digit: most
     are no valid ones."""
-    texts, recognisers = make_lab_texts(LabRecipe()), PiiRecognisers(["US"])
+    texts, recognisers = make_private_lab_texts(LabRecipe(), PRIVATE), PiiRecognisers(["US"])
     marked: dict[str, int] = {}
     seen: dict[str, int] = {}
     for text in [*texts.private[1], *texts.nonmembers]:

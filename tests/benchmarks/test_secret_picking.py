@@ -15,11 +15,12 @@ import pytest
 from rapidfuzz.distance import Levenshtein
 
 from auditor.benchmarks.lab.lab_recipe import LabRecipe
-from auditor.benchmarks.lab.lab_texts import make_lab_texts
+from auditor.benchmarks.lab.lab_texts import PRIVATE, make_private_lab_texts
 from tests.benchmarks.test_files import build, write
 
 ROOT = Path(__file__).parents[2]
-TEXTS = make_lab_texts(LabRecipe(repeats=((1, 40, 0), (4, 20, 0)), nonmembers=60))
+RECIPE = LabRecipe(repeats=((1, 40, 0), (4, 20, 0)), nonmembers=60)
+TEXTS = make_private_lab_texts(RECIPE, PRIVATE)
 ROWS = [text for times, texts in TEXTS.private.items() for text in texts for _ in range(times)]
 
 

@@ -9,7 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,24 @@ def test_a_server_that_fails_at_all_samples_ends_the_run(
     decoding = ANCESTRAL if broken == "samples" else GREEDY
     with pytest.raises(AuditError, match=sentence):
         model.completions(PREFIXES[: len(noise)], 5, decoding, noise)
+
+
+def test_a_prompt_is_sent_as_it_is_and_not_converted_token_by_token(
+    served: Served, wire: Connect
+) -> None:
+    """The client's conversion took three quarters of the time of 500 tokens."""
+
+    class Prompt(list[int]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[int]:
+            self.reads += 1
+            return super().__iter__()
+
+    server, url = served()
+    prompt = Prompt([5, 6, 7])
+    wire(url)._send_request({"model": "tiny", "prompt": prompt, "max_tokens": 1, "n": 1})
+    assert server.asked[-1]["prompt"] == [5, 6, 7] and prompt.reads == 1  # to write JSON
 
 
 def test_a_connection_that_is_refused_is_given_up_in_seconds(wire: Connect) -> None:
