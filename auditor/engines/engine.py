@@ -50,6 +50,9 @@ class Engine:
         """
         self._place = local_place
 
+    def load_ahead(self, load: Callable[[], Any]) -> None:
+        """Have workers load models while this process prepares the workplace."""
+
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         """Yield the result for each item once, as it arrives.
 

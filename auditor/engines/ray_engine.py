@@ -109,6 +109,11 @@ class RayEngine(Engine):
         # Stored once for all workers: it may contain the counts of a run.
         self._make_place = [_import_ray().put(make_place)]
 
+    def load_ahead(self, load: Callable[[], Any]) -> None:
+        self.set_work_context(None, load)
+        for worker in self._start_worker_pool():
+            worker.load_place.remote(self._make_place)  # a later task reports its errors
+
     def stream_results(self, work: Work, items: Sequence[Any]) -> Iterator[Any]:
         ray = _import_ray()
         pool = self._start_worker_pool()
@@ -363,7 +368,7 @@ class _Worker:
         self.make_place: list[Any] | None = None
         self.place: Any = None  # models and data
 
-    def _load_place(self, make_place: list[Any]) -> Any:
+    def load_place(self, make_place: list[Any]) -> Any:
         """Return the models and data that a task needs.
 
         They are loaded in the first task that needs them, not when the worker starts, because only
@@ -391,12 +396,12 @@ class _Worker:
     def stream_work_results(
         self, make_place: list[Any], work: Work, items: Sequence[Any]
     ) -> Iterator[Any]:
-        yield from work.process_items(self._load_place(make_place), items)
+        yield from work.process_items(self.load_place(make_place), items)
 
     def collect_work_results(
         self, make_place: list[Any], work: Work, items: Sequence[Any]
     ) -> list[Any]:
-        return list(work.process_items(self._load_place(make_place), items))
+        return list(work.process_items(self.load_place(make_place), items))
 
 
 def _split_into_portions(items: Sequence[Any], size: int) -> Iterator[list[Any]]:

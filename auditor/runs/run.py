@@ -55,6 +55,7 @@ from auditor.runs.site import Site
 from auditor.runs.stopping import StoppingRule
 from auditor.runs.targets import (
     Targets,
+    WorkerModel,
     WorkerTargets,
     describe_serving,
     fingerprint_inputs,
@@ -134,6 +135,7 @@ def run_audit(
     with closing(make_engine(site.plan.compute)) as engine:
         if engine.workers:
             site.reporter.note(f"secrets are attacked by {engine.description}")
+            engine.load_ahead(WorkerModel(site.plan))
             site.table_counting = TableCounting(engine.stream_results)
         with clock.timed_stage("prepare"):
             audit = _prepare_audit(planned, folder)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from platform import node
 from typing import Any
@@ -46,6 +47,7 @@ from auditor.runs.shown_rows import (
     UnlearningBaseline,
 )
 from auditor.runs.site import Site
+from auditor.runs.sweep_cache import SweepCache
 from auditor.statistics.unlearning import AFTER
 from auditor.training.unlearning import train_relearned_copy
 
@@ -312,6 +314,29 @@ def fingerprint_inputs(site: Site) -> dict[str, str]:
     }
 
 
+_worker_models = SweepCache()  # of this worker
+
+
+@dataclass(frozen=True)
+class WorkerModel:
+    """Callable that loads the audited model of a plan on a worker, for its `WorkerTargets`."""
+
+    plan: Plan
+
+    def __call__(self) -> None:
+        site = _build_worker_site(self.plan)
+        with suppress(AuditError):  # `WorkerTargets` reports it
+            select_plugins(site)  # it chooses the precision
+            site.model  # noqa: B018
+
+
+def _build_worker_site(plan: Plan) -> Site:
+    # A submission is a file on the run's machine; a worker would refuse its path.
+    site = Site(plan.with_fields(submission=None), shared=_worker_models)
+    site.may_train = False
+    return site
+
+
 @dataclass(frozen=True)
 class WorkerTargets:
     """Callable that builds a worker's targets from the files and plug-ins on its machine.
@@ -336,11 +361,9 @@ class WorkerTargets:
 
         Raise AuditError if the worker's weights or data differ from those of the run.
         """
-        # A submission is a file on the run's machine; a worker would refuse its path.
-        site = Site(self.plan.with_fields(submission=None))
+        site = _build_worker_site(self.plan)
         site.table_counting = TableCounting(counted=dict(self.counted))
         selection = select_plugins(site)
-        site.may_train = False
         scene = RunContext(site, selection, self.prefix_token)
         # In this order: `Targets` loads the model, and hub files have no digest before they are
         # downloaded.

@@ -38,17 +38,18 @@ from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import CellKey, Guesses
 from auditor.core.plan import Plan
-from auditor.core.plan_parts import EngineOptions
+from auditor.core.plan_parts import EngineOptions, LoadingOptions
 from auditor.core.result import AuditResult
 from auditor.engines import ray_engine
 from auditor.engines.engine import Engine, Work
 from auditor.engines.ray_engine import AS_NICE, RayEngine, _find_raylet_process_ids
-from auditor.models import self_check
+from auditor.models import loading, self_check
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.records.folder import RunFolder
-from auditor.runs import run, training
+from auditor.runs import run, targets, training
 from auditor.runs.cells import CellWork
 from auditor.runs.site import Site
+from auditor.runs.sweep_cache import SweepCache
 from auditor.runs.targets import Targets, WorkerTargets
 from auditor.studies import sweep
 from tests.conftest import check_command, read_files, save_tiny, tiny
@@ -183,6 +184,13 @@ def test_a_worker_lives_on_when_its_place_changes() -> None:
         for place, value in ((seven, 7), (eight, 8)):
             engine.set_work_context(None, place)
             assert list(engine.stream_results(Squares(), [3])) == [(3, 9 + value, *before)]
+
+
+def test_a_worker_that_cannot_load_ahead_reports_what_a_later_task_reports() -> None:
+    with closing(RayEngine(1)) as engine:
+        engine.load_ahead(nowhere)
+        engine.set_work_context(None, seven)
+        assert [row[:2] for row in engine.stream_results(Squares(), [3])] == [(3, 16)]
 
 
 def test_a_slow_worker_delays_no_other_and_changes_no_result(
@@ -462,6 +470,9 @@ class Far(Engine):
     def set_work_context(self, local_place: object, make_place: Callable[[], object]) -> None:
         self._place = pickle.loads(pickle.dumps(make_place))()
 
+    def load_ahead(self, load: Callable[[], object]) -> None:
+        pickle.loads(pickle.dumps(load))()
+
     def stream_results(self, work: Work, items: Sequence[object]) -> Iterator[object]:
         yield from super().stream_results(
             *pickle.loads(pickle.dumps((work, list(reversed(items)))))
@@ -596,10 +607,20 @@ def test_workers_read_all_texts_with_models_served_as_in_the_run(
     command = [*own, "--attack", "perplexity", "--attack", "membership", "--setting", "white-box"]
     command += ["-A", "membership.score=min_k_plus"]
     check_command(*command, "-o", tmp_path / "near")
+    monkeypatch.setattr(targets, "_worker_models", SweepCache())
+    loaded, model_folder = list[str](), own[own.index("--model") + 1]
+    load_whole_model = loading._load_whole_model
+
+    def record_load(name: str, options: LoadingOptions) -> HuggingFaceModel:
+        loaded.append(name)
+        return load_whole_model(name, options)
+
+    monkeypatch.setattr(loading, "_load_whole_model", record_load)
     places = list[Targets]()
     load = Far.set_work_context
 
     def load_and_silence(engine: Far, local_place: Targets, make_place: WorkerTargets) -> None:
+        assert loaded.count(model_folder) == 2  # by the run, and ahead by the worker
         load(engine, local_place, make_place)
         places.append(local_place)
         model = cast(HuggingFaceModel, local_place.scene.site.model)
@@ -612,7 +633,7 @@ def test_workers_read_all_texts_with_models_served_as_in_the_run(
 
     monkeypatch.setattr(Far, "set_work_context", load_and_silence)
     check_command(*command, "-o", tmp_path / "far", "--engine", "ray")
-    assert places
+    assert places and loaded.count(model_folder) == 2
     (result, near), (there, far_rows) = held(tmp_path / "near"), held(tmp_path / "far")
     agree(result, there)
     for key, rows in near.items():
