@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.arrays import Bools, Ints, Strings
-from auditor.core.nouns import Secret, Tokens
+from auditor.core.nouns import Secret, Tokens, Wording
 
 STRINGS = np.dtypes.StringDType(na_object=None)
 _FIELDS = fields(Secret)
@@ -21,10 +21,12 @@ _DTYPES: dict[str, Any] = {
     **dict.fromkeys(("id", "group", "alias", "document", "user"), STRINGS),
     **dict.fromkeys(("repeats", "at", "copies"), np.int64),
     **dict.fromkeys(("member", "user_trained"), np.bool_),
-    **dict.fromkeys(("canary", "wording"), object),
+    "canary": object,
 }
 UNKNOWN = -1  # represents None in a column of numbers
 _AT_ONCE = 4096  # secrets that are objects at once
+# Name of the items that each array of indices refers to.
+_PLACES = {"begins": "tokens", "text_numbers": "texts", "place_begins": "places"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,40 @@ class TokenRows(Sequence[Tokens]):
     def __iter__(self) -> Iterator[Tokens]:
         for begin, length in zip(self.begins.tolist(), self.lengths.tolist(), strict=True):
             yield tuple(self.tokens[begin : begin + length].tolist())
+
+
+@dataclass(frozen=True, eq=False)
+class WordingColumn:
+    """Wordings of secrets. A `Wording` is made only when it is asked for.
+
+    Args:
+        texts: (texts,) texts of records.
+        marks: (texts,) marks of records.
+        text_numbers: (secrets,) index in `texts`.
+        places: start, middle, end and ends of each wording; empty for a secret without one.
+    """
+
+    texts: Strings
+    marks: NDArray[Any]
+    text_numbers: Ints
+    places: TokenRows
+
+    def __getitem__(self, place: slice | Ints | Bools) -> WordingColumn:
+        rows = self.places
+        places = TokenRows(rows.tokens, rows.begins[place], rows.lengths[place])
+        return WordingColumn(self.texts, self.marks, self.text_numbers[place], places)
+
+    def tolist(self) -> list[Wording | None]:
+        numbers, codes = np.unique(self.text_numbers, return_inverse=True)
+        texts = self.texts[numbers].tolist()  # the secrets of a record share a text
+        marks = self.marks[numbers].tolist()
+        wordings: list[Wording | None] = []
+        for code, place in zip(codes.tolist(), self.places, strict=True):
+            if place:
+                wordings.append(Wording(texts[code], *place[:3], place[3:], marks[code]))
+            else:
+                wordings.append(None)
+        return wordings
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +181,7 @@ class SecretTable(Sequence[Secret]):
     def list_values(self, name: str) -> list[Any]:
         """Return a field of all secrets as objects, with None for an unknown number."""
         column = self.find_column(name)
-        if _DTYPES[name] is np.int64:
+        if _DTYPES.get(name) is np.int64:
             column = np.where(column == UNKNOWN, np.array(None), column)
         return column.tolist()
 
@@ -181,10 +217,11 @@ def build_secret_table(secrets: Iterable[Secret]) -> SecretTable:
     batches = [_build_batch_columns(())]
     while batch := tuple(itertools.islice(stream, _AT_ONCE)):
         batches.append(_build_batch_columns(batch))
-    n_tokens = 0
-    for columns in batches:
-        columns["begins"] += n_tokens
-        n_tokens += len(columns["tokens"])
+    for numbers, items in _PLACES.items():
+        total = 0
+        for columns in batches:
+            columns[numbers] += total
+            total += len(columns[items])
     columns = {}
     for name in list(batches[0]):
         # Each batch gives up its part, or the whole table would be in memory twice.
@@ -192,13 +229,17 @@ def build_secret_table(secrets: Iterable[Secret]) -> SecretTable:
         default = itertools.repeat(_DEFAULTS.get(name))
         if name not in _DEFAULTS or any(map(operator.ne, column, default)):
             columns[name] = column
+    places = TokenRows(*map(columns.pop, ("places", "place_begins", "place_lengths")))
+    wordings = WordingColumn(*map(columns.pop, ("texts", "marks", "text_numbers")), places)
+    if places.lengths.any():
+        columns["wording"] = wordings
     return SecretTable(
         columns, columns.pop("tokens"), columns.pop("begins"), columns.pop("lengths")
     )
 
 
 def _build_batch_columns(batch: Sequence[Secret]) -> dict[str, NDArray[Any]]:
-    columns = {}
+    columns = _join_wordings(batch)
     for name in _DTYPES:
         columns[name] = _encode_values(name, map(operator.attrgetter(name), batch))
     columns["tokens"], columns["begins"] = _join_texts(batch)
@@ -226,6 +267,34 @@ def _join_texts(batch: Sequence[Secret]) -> tuple[NDArray[np.int32], Ints]:
         tokens.extend(text[len(before) :])
         before = text
     return np.array(tokens, np.int32), np.array(begins, np.int64)
+
+
+def _join_wordings(batch: Sequence[Secret]) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a `WordingColumn`, keyed by name.
+
+    Secrets of one record follow each other, so their text is stored once.
+    """
+    records = [("", ())]  # of secrets without a wording
+    text_numbers = []
+    places = array("i")
+    begins = []
+    for secret in batch:
+        begins.append(len(places))
+        if (wording := secret.wording) is not None:
+            record = (wording.text, wording.marks)
+            if record != records[-1]:
+                records.append(record)
+            places.extend((wording.start, wording.middle, wording.end, *wording.ends))
+        text_numbers.append(len(records) - 1)
+    texts, marks = zip(*records, strict=True)
+    return {
+        "texts": np.array(texts, STRINGS),
+        "marks": np.fromiter(marks, object),
+        "text_numbers": np.array(text_numbers, np.int32),
+        "places": np.array(places, np.int32),
+        "place_begins": np.array(begins, np.int64),
+        "place_lengths": np.diff(begins, append=len(places)).astype(np.int32),
+    }
 
 
 def select_members(secrets: Iterable[Secret], member: bool = True) -> SecretTable:

@@ -34,6 +34,14 @@ SECRETS = (
 )
 
 
+WORDINGS = (
+    Wording("A long text.", 0, 2, 6, (2, 4), (("name", "long"),)),
+    Wording("A long text.", 2, 6, 12, (1, 6), (("name", "long"),)),
+    None,
+    Wording("Others", 0, 1, 6, (5,)),
+)
+
+
 def list_fields(secret: Secret) -> list[object]:
     return [getattr(secret, name) for name in Secret.__slots__]
 
@@ -63,6 +71,19 @@ def test_parts_of_a_table_are_tables_and_travel_without_the_rest() -> None:
     assert prefixes.tolist() == [[1, 2]] and suffixes.tolist() == [[3]]
 
 
+def test_wordings_are_columns_in_which_a_record_has_its_text_once() -> None:
+    secrets = [Secret(f"{i}", (1,), (2,), wording=wording) for i, wording in enumerate(WORDINGS)]
+    # more than a batch, so that parts are joined
+    table = build_secret_table(secrets * 2000)
+    assert [secret.wording for secret in table] == list(WORDINGS) * 2000
+    assert [secret.wording for secret in table[np.array([8, 3, 2, 5])]] == [
+        *(WORDINGS[0], WORDINGS[3], WORDINGS[2], WORDINGS[1])
+    ]
+    first, second = build_secret_table(secrets[:2])
+    assert first.wording is not None and second.wording is not None
+    assert first.wording.text is second.wording.text
+
+
 def test_a_secret_takes_little_more_than_its_tokens_and_id() -> None:
     def make(count: int) -> Iterator[Secret]:
         for i in range(count):
@@ -87,3 +108,20 @@ def test_the_windows_of_a_text_hold_its_tokens_once() -> None:
     assert len(table.tokens) == 2 * 1000 + 3
     places = np.array([0, len(windows) + 2])
     assert table.stack_tokens(places)[1].tolist() == [list(range(50, 100))] * 2
+
+
+def test_a_wording_takes_little_more_than_its_text() -> None:
+    count = 20_000
+    texts = [f"{i:06d} wrote a text of some words" for i in range(count)]
+
+    def make() -> Iterator[Secret]:
+        for i, text in enumerate(texts):
+            wording = Wording(text, 0, 6, len(text), tuple(range(6, 10)))
+            yield Secret(f"example-{i:06d}", (1,), (2, 3, 4, 5), wording=wording)
+
+    tracemalloc.start()
+    table = build_secret_table(make())
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    # a text of 34 bytes, seven numbers of 4, an id of 16, and where they lie
+    assert len(table) == count and held < 160 * count
