@@ -5,6 +5,7 @@ Tokens are mapped to text, so that a record's text is cut at the ends of its tok
 
 from __future__ import annotations
 
+import functools
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -256,11 +257,14 @@ def move_cut_between_characters(offsets: Offsets, place: CutPlace) -> CutPlace:
     Servers that do not accept tokens get text, which cannot express half a character. The returned
     prefix or suffix may be empty.
     """
-    return CutPlace(
+    return _make_cut_place(
         _find_character_boundary(offsets, place.start, 1),
         _find_character_boundary(offsets, place.middle, -1),
         _find_character_boundary(offsets, place.end, -1),
     )
+
+
+_make_cut_place = functools.lru_cache(2**12)(CutPlace)  # records with equal cuts share one
 
 
 def _find_character_boundary(offsets: Offsets, at: int, step: int) -> int:

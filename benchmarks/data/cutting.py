@@ -232,8 +232,9 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
         is_moved = False
         for number, place in enumerate(places):
             cut_place = CutPlace(*(begin + at for at in place))
-            start, middle, end = move_cut_between_characters(offsets, cut_place)
-            is_moved = is_moved or (start, middle, end) != cut_place
+            place_in_text = move_cut_between_characters(offsets, cut_place)
+            start, middle, end = place_in_text
+            is_moved = is_moved or place_in_text != cut_place
             if not start < middle < end:
                 yield row, CUT_WITHIN_CHARACTER
                 continue
@@ -245,7 +246,7 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
             record = DataRecord(
                 row,
                 tokens,
-                CutPlace(start, middle, end),
+                place_in_text,
                 wording=cut_wording(text, ends, start, middle, end),
                 part=number if several else None,
                 suffix_start=middle,

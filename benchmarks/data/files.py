@@ -290,7 +290,7 @@ def _build_record_source(
         flag == "--data" and columns.REPEATS not in table.columns and table.unread is None
     )
     if counts_occurrences:
-        records = _add_copy_counts(records, counts.texts)
+        _set_copy_counts(records, counts.texts)
     if columns.PII in table.columns:
         records = _add_personal_data_marks(records, table)
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
@@ -395,31 +395,34 @@ def _count_heldout_context(secrets: Sequence[Secret], has_answers: bool) -> tupl
     return () if documents <= {None} else tuple(counts)
 
 
-def _add_copy_counts(records: Sequence[DataRecord], texts: Sequence[str]) -> list[DataRecord]:
-    """Return the records, with repeats: how often `texts` contain their compared text.
+def _set_copy_counts(records: list[DataRecord], texts: Sequence[str]) -> None:
+    """Set the repeats of each record: how often `texts` contain its compared text.
 
     If several records are equal, the first gets all occurrences and the others get 0, because a
     later merge adds up the numbers.
     """
-    searched = []
-    inside_words = set()  # a suffix that ends inside a word also occurs inside words
+    searched: dict[str, bool] = {}
+    texts_of_several = set()
     for record in records:
         wording = record.wording
         assert wording is not None  # every text has one
-        searched.append(record.compared_text)
-        if is_occurrence_end_inside_word(wording.suffix, wording.after[:1]):
-            inside_words.add(searched[-1])
-    n_by_text = count_text_occurrences({text: text not in inside_words for text in searched}, texts)
-    counted = []
+        text = record.compared_text
+        if text in searched:
+            texts_of_several.add(text)
+        # a suffix that ends inside a word also occurs inside words
+        is_inside = is_occurrence_end_inside_word(wording.suffix, wording.after[:1])
+        searched[text] = searched.get(text, True) and not is_inside
+    n_by_text = count_text_occurrences(searched, texts)
     counted_before = set()
-    for record, text in zip(records, searched, strict=True):
-        key = (record.digest, text)
+    for i, record in enumerate(records):  # in place: two lists of records take much memory
+        text = record.compared_text
         repeats = n_by_text[text]
-        if key in counted_before:
-            repeats = 0
-        counted_before.add(key)
-        counted.append(replace(record, repeats=repeats))
-    return counted
+        if text in texts_of_several:
+            key = (record.digest, text)
+            if key in counted_before:
+                repeats = 0
+            counted_before.add(key)
+        records[i] = replace(record, repeats=repeats)
 
 
 def _add_personal_data_marks(records: Sequence[DataRecord], table: DataTable) -> list[DataRecord]:

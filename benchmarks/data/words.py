@@ -123,6 +123,7 @@ def count_text_occurrences(
                     ):
                         batch[occurrence] += 1
         counts |= batch
+        del automaton  # or the next one would be made next to it
     return counts
 
 
@@ -132,7 +133,8 @@ def _build_end_automaton(strings: Iterable[str]) -> ahocorasick.Automaton:
     for text in strings:
         lengths_by_end.setdefault(text[-_END:], set()).add(len(text))
     automaton = ahocorasick.Automaton()
-    for end, lengths in lengths_by_end.items():
+    while lengths_by_end:  # each end is freed
+        end, lengths = lengths_by_end.popitem()
         automaton.add_word(end, tuple(lengths))
     automaton.make_automaton()
     return automaton
