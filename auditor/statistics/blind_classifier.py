@@ -125,6 +125,9 @@ def predict_scores_from_texts(features: Any, scores: Floats, member: Bools, grou
         fitted = Ridge(copy_X=False).fit(known_features, ranks[known])
         # scikit-learn drops the axis of a single target.
         expected[0, scored] = fitted.predict(features[scored]).reshape(len(scored), -1)
+        if len(known) >= _RECORDS_PER_FEATURE * features.shape[1]:  # the few features are all
+            expected[1, scored] = expected[0, scored]
+            continue
         for i, few in enumerate(_screen_features(known_features, ranks[known])):
             fitted = Ridge(copy_X=False).fit(known_features[:, few], ranks[known, i])
             expected[1, scored, i] = fitted.predict(features[scored][:, few])
