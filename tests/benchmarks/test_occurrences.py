@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+import weakref
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
+from auditor.benchmarks.data import words
 from auditor.benchmarks.data.words import count_text_occurrences
 
 
@@ -34,6 +38,26 @@ def test_a_text_that_is_to_end_there_is_not_found_in_a_longer_number_or_word() -
     assert count_text_occurrences({"code 12": True}, texts) == {"code 12": 5}
     assert count_text_occurrences({"code 12": False}, texts) == {"code 12": 6}
     assert count_text_occurrences({"code ": True}, [*texts, "code  "]) == {"code ": 1}
+
+
+def test_one_automaton_is_in_memory_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Automaton:
+        def __init__(self, built: Any) -> None:
+            self.iter = built.iter
+
+    build = words._build_end_automaton
+    alive = weakref.WeakSet[Automaton]()
+
+    def build_next(strings: Iterable[str]) -> Automaton:
+        assert not alive
+        automaton = Automaton(build(strings))
+        alive.add(automaton)
+        return automaton
+
+    monkeypatch.setattr(words, "_build_end_automaton", build_next)
+    monkeypatch.setattr(words, "_STRINGS_AT_ONCE", 2)
+    counts = count_text_occurrences(dict.fromkeys("abcde", False), ["aab", "cde"])
+    assert counts == {"a": 2, "b": 1, "c": 1, "d": 1, "e": 1}
 
 
 def test_nothing_to_look_for_is_no_fault_and_an_empty_text_is_one() -> None:

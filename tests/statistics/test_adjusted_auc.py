@@ -128,3 +128,14 @@ def test_few_records_cannot_hide_a_difference_among_many_features() -> None:
     by_all, by_few = np.mean(recovered, axis=0)
     assert by_all < 0.9 < by_few
     assert abs(np.mean(differences)) < 0.3
+
+
+def test_the_few_features_of_many_records_are_all_features_fitted_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    features, member, scores = draw_records(1.0, 1.0)
+    monkeypatch.delattr(blind_classifier, "_screen_features")
+    by_all, by_few = blind_classifier.predict_scores_from_texts(
+        features, scores[:, None], member, np.arange(N)
+    )
+    assert np.isfinite(by_all).all() and (by_all == by_few).all()
