@@ -272,7 +272,7 @@ def _join_texts(batch: Sequence[Secret]) -> tuple[NDArray[np.int32], Ints]:
 def _join_wordings(batch: Sequence[Secret]) -> dict[str, NDArray[Any]]:
     """Return the arrays of a `WordingColumn`, keyed by name.
 
-    Secrets of one record follow each other, so their text is stored once.
+    The text of adjacent secrets from the same record is stored once.
     """
     records = [("", ())]  # of secrets without a wording
     text_numbers = []
