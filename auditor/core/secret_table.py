@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.core.arrays import Bools, Ints, Strings
-from auditor.core.nouns import Secret, Tokens, Wording
+from auditor.core.nouns import Mark, Secret, Tokens, Wording
 
 STRINGS = np.dtypes.StringDType(na_object=None)
 _FIELDS = fields(Secret)
@@ -83,7 +83,8 @@ class WordingColumn:
         wordings: list[Wording | None] = []
         for code, place in zip(codes.tolist(), self.places, strict=True):
             if place:
-                wordings.append(Wording(texts[code], *place[:3], place[3:], marks[code]))
+                start, middle, end, *ends = place
+                wordings.append(Wording(texts[code], start, middle, end, tuple(ends), marks[code]))
             else:
                 wordings.append(None)
         return wordings
@@ -102,7 +103,7 @@ class SecretTable(Sequence[Secret]):
         lengths: (secrets, 2) numbers of tokens of each prefix and suffix.
     """
 
-    columns: dict[str, NDArray[Any]]
+    columns: dict[str, Any]
     tokens: NDArray[np.int32]
     begins: Ints
     lengths: NDArray[Any]
@@ -219,19 +220,23 @@ def build_secret_table(secrets: Iterable[Secret]) -> SecretTable:
         batches.append(_build_batch_columns(batch))
     for numbers, items in _PLACES.items():
         total = 0
-        for columns in batches:
-            columns[numbers] += total
-            total += len(columns[items])
-    columns = {}
+        for batch_columns in batches:
+            batch_columns[numbers] += total
+            total += len(batch_columns[items])
+    columns: dict[str, Any] = {}
     for name in list(batches[0]):
         # Each batch gives up its part, or the whole table would be in memory twice.
         column = np.concatenate(list(map(operator.methodcaller("pop", name), batches)))
         default = itertools.repeat(_DEFAULTS.get(name))
         if name not in _DEFAULTS or any(map(operator.ne, column, default)):
             columns[name] = column
-    places = TokenRows(*map(columns.pop, ("places", "place_begins", "place_lengths")))
-    wordings = WordingColumn(*map(columns.pop, ("texts", "marks", "text_numbers")), places)
-    if places.lengths.any():
+    wordings = WordingColumn(
+        columns.pop("texts"),
+        columns.pop("marks"),
+        columns.pop("text_numbers"),
+        TokenRows(columns.pop("places"), columns.pop("place_begins"), columns.pop("place_lengths")),
+    )
+    if wordings.places.lengths.any():
         columns["wording"] = wordings
     return SecretTable(
         columns, columns.pop("tokens"), columns.pop("begins"), columns.pop("lengths")
@@ -274,7 +279,7 @@ def _join_wordings(batch: Sequence[Secret]) -> dict[str, NDArray[Any]]:
 
     The text of adjacent secrets from the same record is stored once.
     """
-    records = [("", ())]  # of secrets without a wording
+    records: list[tuple[str, tuple[Mark, ...]]] = [("", ())]  # of secrets without a wording
     text_numbers = []
     places = array("i")
     begins = []

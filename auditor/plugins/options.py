@@ -10,7 +10,7 @@ import functools
 import inspect
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
@@ -59,7 +59,7 @@ ShareOrAll = Annotated[float, Limits(0, 1, "(]")]
 
 # `from __future__ import annotations` leaves strings in `field.type`. To compile those of a class
 # takes a millisecond, and a run makes hundreds of plug-ins.
-_resolve_annotations = functools.cache(typing.get_type_hints)
+_resolve_annotations: Callable[..., dict[str, Any]] = functools.cache(typing.get_type_hints)
 
 
 class Configured:
