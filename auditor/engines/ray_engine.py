@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from platform import node
 from typing import Any
@@ -32,6 +32,8 @@ from auditor.core.plan_parts import EngineOptions
 from auditor.engines.engine import Engine, Work
 
 _LOSSES = 3  # losses of a worker in a run: if it is lost more often, the work itself kills it
+# Most items in a row for the same worker: neighbours are alike, so that they share batches.
+_RUN = 4
 # Portions of items that a worker has at once, so that it need not wait for the next one.
 _PORTIONS_AHEAD = 2
 # Bytes of Ray's store, for secrets, guesses and soft prompts; each worker loads models itself.
@@ -122,9 +124,11 @@ class RayEngine(Engine):
         # The worker of each portion that is in work, keyed by the stream of its results.
         streams = dict[Any, int]()
         portions = []
-        # A worker gets every len(pool)-th item, so that its index determines its items.
+        # A worker gets every len(pool)-th run of items, so that its index determines its items.
+        size = max(1, min(_RUN, len(items) // (_RUN * len(pool))))
         for worker_index in range(len(pool)):
-            portions.append(_split_into_portions(items[worker_index :: len(pool)], work.portion))
+            starts = range(worker_index * size, len(items), len(pool) * size)
+            portions.append(_join_runs_into_portions(items, starts, size, work.portion))
 
         def send_portion(worker_index: int) -> None:
             # "streaming": results come one by one.
@@ -404,9 +408,18 @@ class _Worker:
         return list(work.process_items(self.load_place(make_place), items))
 
 
-def _split_into_portions(items: Sequence[Any], size: int) -> Iterator[list[Any]]:
-    for start in range(0, len(items), size):
-        yield list(items[start : start + size])
+def _join_runs_into_portions(
+    items: Sequence[Any], starts: Iterable[int], run_size: int, portion_size: int
+) -> Iterator[list[Any]]:
+    """Yield portions of the runs of items that begin at `starts`."""
+    own_items = list[Any]()
+    for start in starts:
+        own_items += items[start : start + run_size]
+        while len(own_items) >= portion_size:
+            yield own_items[:portion_size]
+            del own_items[:portion_size]
+    if own_items:
+        yield own_items
 
 
 def _get_ray_result(call: Callable[..., Any], *args: Any) -> Any:

@@ -39,7 +39,12 @@ from auditor.runs.per_secret_results import (
     build_outcome_row,
     make_token_decoder,
 )
-from auditor.runs.targets import Targets, check_method_applies, select_probed_secrets
+from auditor.runs.targets import (
+    Targets,
+    check_method_applies,
+    select_probed_secrets,
+    sort_by_lengths,
+)
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, name_nonmember_metric
 
@@ -239,6 +244,8 @@ class Cell(TargetRun, ABC):
             missing = batch
             if finished:
                 missing = [item for item in batch if item.id not in finished]
+            if self.engine.workers:
+                missing = sort_by_lengths(missing)
             for result in self.engine.stream_results(work, missing):
                 self.target.spending.meter.drawn |= result.tokens_drawn
                 journal.append(self.key, result.answers)

@@ -37,7 +37,7 @@ from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
 from auditor.plugins.probe import batch_equal_shapes
 from auditor.runs.audit import Audit, RunContext, Target
-from auditor.runs.targets import Targets
+from auditor.runs.targets import Targets, sort_by_lengths
 from auditor.statistics import intervals
 from auditor.statistics.compare import compute_welch_interval
 from auditor.statistics.metrics import name_nonmember_metric
@@ -48,6 +48,8 @@ _SCORED_AT_ONCE = 64  # secrets between two writes of their scores
 _SLOW = 5.0  # seconds after which the first batch's number is announced
 # receives scores of a batch, and the number of hits so far
 Keep = Callable[[list[TokenLogProbs], int], None]
+# yields the scores of items, in batches
+Score = Callable[[RunContext, Target, Sequence[Any]], Iterator[Any]]
 # the scores of a batch of secrets, and the ids of those that greedy decoding recites
 GreedyBatch = tuple[list[TokenLogProbs], list[str]]
 LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
@@ -65,11 +67,19 @@ class TargetScoring:
     """
 
     target: str
-    score: Callable[[RunContext, Target, Sequence[Any]], Iterator[Any]]
+    score: Score
     portion: ClassVar[int] = 64
 
     def process_items(self, place: Targets, items: Sequence[Any]) -> Iterator[Any]:
         yield from self.score(place.scene, place.find_target(self.target), items)
+
+
+def _stream_scores(
+    engine: Engine, target: str, score: Score, secrets: Sequence[Secret]
+) -> Iterator[Any]:
+    if engine.workers:
+        secrets = sort_by_lengths(secrets)
+    return engine.stream_results(TargetScoring(target, score), secrets)
 
 
 def measure_repeat_recall(
@@ -180,8 +190,7 @@ def mark_greedy_hits(
     if engine is None:
         batches = score_greedily(model, secrets, _READ_AT_ONCE)
     else:
-        scoring = TargetScoring(UNDEFENDED, _score_target_greedily)
-        batches = engine.stream_results(scoring, secrets)
+        batches = _stream_scores(engine, UNDEFENDED, _score_target_greedily, secrets)
     hits = set[str]()
     for scores, recited in batches:
         hits.update(recited)
@@ -261,7 +270,10 @@ def compute_heldout_losses(
 
     def found_now() -> dict[str, Sequence[float]]:
         scoring = TargetScoring(target.name, _score_heldout_texts)
-        batches = engine.stream_results(scoring, range(len(texts)))
+        places: Sequence[int] = range(len(texts))
+        if engine.workers:  # equally long texts share batches
+            places = sorted(places, key=list(map(len, texts)).__getitem__)
+        batches = engine.stream_results(scoring, places)
         losses = [loss for _, loss in sorted(chain.from_iterable(batches))]
         nll, tokens = zip(*losses, strict=True)
         other_nlls = compute_published_nlls(
@@ -369,15 +381,14 @@ def measure_true_token_likelihoods(audit: Audit, target: Target, engine: Engine)
 
     def score(secrets: Sequence[Secret], journal_key: str) -> dict[str, float]:
         """Score the secrets, and store their scores under a key; "" stores nothing."""
-        scoring = TargetScoring(target.name, _score_suffixes)
         if not journal_key:
-            batches = engine.stream_results(scoring, secrets)
+            batches = _stream_scores(engine, target.name, _score_suffixes, secrets)
             return _compute_mean_log_probs(chain.from_iterable(batches))
         stored = audit.folder.tokens.finished_secrets(journal_key)
         missing = secrets
         if stored:
             missing = [secret for secret in secrets if secret.id not in stored]
-        for batch in engine.stream_results(scoring, missing):
+        for batch in _stream_scores(engine, target.name, _score_suffixes, missing):
             audit.folder.tokens.append(journal_key, batch)
         return _compute_mean_log_probs(stored.read_records(build_secret_table(secrets).ids))
 

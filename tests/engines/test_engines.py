@@ -36,10 +36,11 @@ from auditor.benchmarks.data.large_tables import (
 )
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.jsonable import from_json
-from auditor.core.nouns import CellKey, Guesses
+from auditor.core.nouns import CellKey, Guesses, Query, Secret
 from auditor.core.plan import Plan
 from auditor.core.plan_parts import EngineOptions, LoadingOptions
 from auditor.core.result import AuditResult
+from auditor.core.secret_table import SecretTable, build_secret_table
 from auditor.engines import ray_engine
 from auditor.engines.engine import Engine, Work
 from auditor.engines.ray_engine import AS_NICE, RayEngine, _find_raylet_process_ids
@@ -50,7 +51,7 @@ from auditor.runs import run, targets, training
 from auditor.runs.cells import CellWork
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
-from auditor.runs.targets import Targets, WorkerTargets
+from auditor.runs.targets import Targets, WorkerTargets, sort_by_lengths
 from auditor.studies import sweep
 from tests.conftest import check_command, read_files, save_tiny, tiny
 
@@ -199,7 +200,33 @@ def test_a_slow_worker_delays_no_other_and_changes_no_result(
     """It has not finished its first item when the other one has finished all portions."""
     found = list(cluster.stream_results(OpensLast(tmp_path / "open", last=39), range(40)))
     assert sorted(item for item, _ in found) == list(range(40))
-    assert len({pid for item, pid in found if item % 2}) == 1
+    assert len({pid for item, pid in found if item // 4 % 2}) == 1
+
+
+def test_neighbours_go_to_the_same_worker(cluster: RayEngine) -> None:
+    """Equally long texts are neighbours, and share batches only at the same worker."""
+    found = sorted(cluster.stream_results(Squares(), range(32)))
+    owners = [pid for *_, pid in found]
+    assert all(len({*owners[start : start + 4]}) == 1 for start in range(0, 32, 4))
+    assert owners[:4] != owners[4:8] and owners.count(owners[0]) == 16
+    few = list(cluster.stream_results(Squares(), range(2)))
+    assert len({pid for *_, pid in few}) == 2
+
+
+def test_equally_long_texts_and_windows_of_a_text_follow_each_other() -> None:
+    text = tuple(range(9))
+    secrets = [
+        Secret("a", (1, 2, 3), (4, 5)),
+        Secret("w1", text[:2], text[2:4]),
+        Secret("w2", text[:4], text[4:9]),
+        Secret("b", (1,), (2,)),
+        Secret("c", (6, 7, 8), (9, 5)),
+    ]
+    assert [secret.id for secret in sort_by_lengths(secrets)] == ["b", "a", "c", "w1", "w2"]
+    table = sort_by_lengths(build_secret_table(secrets))
+    assert isinstance(table, SecretTable) and table.ids.tolist() == ["b", "a", "c", "w1", "w2"]
+    queries = [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
+    assert [query.id for query in sort_by_lengths(queries)][:3] == ["b", "a", "c"]
 
 
 def test_only_a_few_portions_are_sent_ahead(
@@ -207,14 +234,14 @@ def test_only_a_few_portions_are_sent_ahead(
 ) -> None:
     """What is sent waits in memory, and Ray looks through all of it for each result."""
     sent = list[int]()
-    split = ray_engine._split_into_portions
+    join = ray_engine._join_runs_into_portions
 
-    def record_portions(items: Sequence[int], size: int) -> Iterator[list[int]]:
-        for portion in split(items, size):
+    def record_portions(*args: Any) -> Iterator[list[int]]:
+        for portion in join(*args):
             sent.extend(portion)
             yield portion
 
-    monkeypatch.setattr(ray_engine, "_split_into_portions", record_portions)
+    monkeypatch.setattr(ray_engine, "_join_runs_into_portions", record_portions)
     stream = cluster.stream_results(Squares(), range(400))
     for n_found, _ in enumerate(stream, 1):
         assert len(sent) <= n_found + 16  # two portions of four for each of two workers
