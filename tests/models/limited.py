@@ -24,7 +24,7 @@ from auditor.core.nouns import Query
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins.view import WHITE_BOX, View
-from tests.conftest import tiny
+from auditor.testing import make_tiny_random_model
 
 TOKENS = 20_000
 AT_ONCE = 32
@@ -33,7 +33,7 @@ Found = list[list[tuple[tuple[int, ...], int]] | None]
 
 def model() -> HuggingFaceModel:
     """Of many tokens, of which some ten are likely: fewer boundaries for a draw to be near."""
-    made = tiny(TOKENS)
+    made = make_tiny_random_model(TOKENS)
     with torch.no_grad():
         made.model.get_output_embeddings().weight.mul_(5)
     return made
