@@ -113,7 +113,8 @@ def _compute_binomial_tail(
     """
     k = np.asarray(k)
     n = np.asarray(n)
-    inside = np.clip(k, 0, np.maximum(n - 1, 0))
+    # `np.clip` takes twice as long for a few numbers, of which audits have many.
+    inside = np.minimum(np.maximum(k, 0), np.maximum(n - 1, 0))
     tail = incomplete_beta(inside + 1.0, np.maximum(n - inside, 1.0), p)
     return np.where(k < 0, 1 - at_end, np.where(k >= n, at_end, tail))
 

@@ -32,8 +32,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
-from itertools import pairwise, repeat
+from functools import cache, lru_cache
+from itertools import islice, pairwise, repeat, takewhile
 
 import numpy as np
 import scipy
@@ -56,6 +56,7 @@ _LARGE = 2**20  # products; above this, convolution by Fourier transform is fast
 _MOST_MU = 256.0
 _FEWEST = 16  # fewest guesses of a part: fewer prove hardly anything
 _FDP_HALVINGS = (0, 1, 3, 5)
+_AT_ONCE = 64  # epsilons of a grid whose tails are computed together
 
 # Correction steps have size 1 up to this number, and then about a 16th of it.
 _COARSE = 16
@@ -63,6 +64,7 @@ _COARSE = 16
 Counts = tuple[int, ...]  # one count for each of `list_guess_counts(m)`
 
 
+@cache
 def list_guess_counts(m: int) -> tuple[int, ...]:
     """Return the numbers of guesses to test with m canaries, in decreasing order.
 
@@ -87,11 +89,15 @@ def epsilon_one_run(
     # never proves more.
     logits = map(bound_share_logit, list_guess_counts(m), right, repeat(level))
     most = max(logits, default=0.0) / copies
+    grid = takewhile(lambda epsilon: epsilon <= most, yield_epsilon_grid())
     proved = 0.0
-    for epsilon in yield_epsilon_grid():
-        if epsilon > most or not is_epsilon_refuted(m, right, epsilon, delta, level, copies):
-            break
-        proved = epsilon
+    while epsilons := tuple(islice(grid, _AT_ONCE)):
+        least = _compute_least_tails(m, right, [copies * epsilon for epsilon in epsilons])
+        for epsilon, tail in zip(epsilons, least, strict=True):
+            group_delta = compute_group_delta(epsilon, delta, copies)
+            if _bound_p_value(m, tail, copies * epsilon, group_delta, level) >= level:
+                return proved
+            proved = epsilon
     return proved
 
 
@@ -133,9 +139,16 @@ def compute_one_run_p_value(
         enough: significance level of the test. If a looser bound already decides the test, that
             bound is returned.
     """
-    counts = list_guess_counts(m)
-    tails = compute_binomial_sf(np.array(right) - 1, counts, 1 / (1 + math.exp(-epsilon)))
-    return _bound_p_value(m, float(tails.min(initial=1.0)), epsilon, delta, enough)
+    (least,) = _compute_least_tails(m, right, [epsilon])
+    return _bound_p_value(m, least, epsilon, delta, enough)
+
+
+def _compute_least_tails(m: int, right: Counts, epsilons: Sequence[float]) -> list[float]:
+    """Return min_r P[Binomial(r, p) >= v(r)] for each epsilon; see `compute_one_run_p_value`."""
+    chances = np.array([1 / (1 + math.exp(-epsilon)) for epsilon in epsilons])
+    tails = compute_binomial_sf(np.array(right) - 1, list_guess_counts(m), chances[:, np.newaxis])
+    least: list[float] = tails.min(axis=1, initial=1.0).tolist()
+    return least
 
 
 def find_refuting_right_counts(

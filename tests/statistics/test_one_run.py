@@ -11,6 +11,7 @@ from scipy.optimize import brentq, linprog
 from scipy.stats import binom, norm
 
 from auditor.core.errors import AuditError
+from auditor.statistics import one_run
 from auditor.statistics.audit_by_shape import bound_shape_epsilon
 from auditor.statistics.one_run import (
     check_right_counts,
@@ -330,3 +331,18 @@ def test_a_mechanism_that_tells_all_or_none_is_paid_for() -> None:
 def test_bisection_from_a_lower_end_returns_the_largest_refuted_value() -> None:
     assert find_largest_refuted_value(lambda x: x < -0.3, 1.0, 1e-9, -1.0) == pytest.approx(-0.3)
     assert find_largest_refuted_value(lambda x: False, 1.0, low=-1.0) == -1.0
+
+
+@pytest.mark.parametrize(("m", "share"), [(5, 1.0), (40, 0.9), (300, 0.75), (300, 1.0)])
+@pytest.mark.parametrize(("delta", "copies"), [(0.0, 1), (1e-5, 3)])
+def test_the_grid_is_walked_to_the_first_epsilon_that_is_not_refuted(
+    m: int, share: float, delta: float, copies: int
+) -> None:
+    """Twin: one epsilon after the other; the search computes the tails of 64 together."""
+    right = tuple(int(share * r) for r in list_guess_counts(m))
+    proved = 0.0
+    for epsilon in one_run.yield_epsilon_grid():
+        if not one_run.is_epsilon_refuted(m, right, epsilon, delta, 0.05, copies):
+            break
+        proved = epsilon
+    assert epsilon_one_run(m, right, delta, 0.05, copies) == proved
