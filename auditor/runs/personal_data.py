@@ -98,25 +98,25 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
         return PersonalDataOfSecrets({}, {})
     recognisers, notes = _build_recognisers(benchmark, regions)
     decode = make_token_decoder(benchmark.tokenizer)
-    worded = {}
-    for record in benchmark.secrets:
-        worded[record.id] = record.wording or Wording.join(
-            decode(record.prefix), _decode_suffix(record.prefix, record.suffix, decode), ()
-        )
-    members = {secret.id for secret in select_members(benchmark.secrets)}
+    members = set()  # with personal data
     spans_by_id = {}
     # True: a number that continues after the text is a different number.
     foreign = {}
-    for id, wording in worded.items():
-        spans_by_id[id] = list(_judge_personal_spans(wording, recognisers))
-        if id not in members:
-            for _, text, _ in spans_by_id[id]:
-                foreign[text] = is_whole_word_somewhere(text, _decode_whole_text(wording))
-    known = (decode(pair.tokens) for pair in benchmark.known)
-    counted = count_text_occurrences(
-        foreign, (*(worded[id].prefix_and_suffix_text for id in members), *known)
-    )
+    for secret in benchmark.secrets:
+        wording = _find_wording(secret, decode)
+        spans = list(_judge_personal_spans(wording, recognisers))
+        if not spans:  # as of most secrets of large data
+            continue
+        spans_by_id[secret.id] = spans
+        if secret.member:
+            members.add(secret.id)
+            continue
+        for _, text, _ in spans:
+            foreign[text] = is_whole_word_somewhere(text, _decode_whole_text(wording))
     # Only attacked or known records are searched: guessing a trained text is not chance.
+    counted: dict[str, int] = {}
+    if foreign:
+        counted = count_text_occurrences(foreign, _list_trained_texts(benchmark, decode))
     trained = {text for text, count in counted.items() if count}
     of: dict[str, tuple[Mark, ...]] = {}
     counts: dict[str, Counter[str]] = {}
@@ -135,6 +135,20 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
     return PersonalDataOfSecrets(
         of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, notes
     )
+
+
+def _find_wording(secret: Secret, decode: Decode) -> Wording:
+    return secret.wording or Wording.join(
+        decode(secret.prefix), _decode_suffix(secret.prefix, secret.suffix, decode), ()
+    )
+
+
+def _list_trained_texts(benchmark: Benchmark, decode: Decode) -> list[str]:
+    """Return the texts of attacked members and known pairs."""
+    texts = [decode(pair.tokens) for pair in benchmark.known]
+    for secret in select_members(benchmark.secrets):
+        texts.append(_find_wording(secret, decode).prefix_and_suffix_text)
+    return texts
 
 
 def _build_recognisers(

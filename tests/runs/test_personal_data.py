@@ -4,6 +4,7 @@ attacker is not."""
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -254,3 +255,22 @@ def test_regions_that_are_none_are_refused_before_anything_is_asked(
     assert not (tmp_path / "run").exists()
     check_command("run", "--phone-region", "DE", code=2)
     assert "--phone-region goes with --model and --data" in capsys.readouterr().err
+
+
+def test_secrets_without_personal_data_take_no_memory(tmp_path: Path) -> None:
+    def measure_peak(count: int) -> int:
+        pairs = [(f"the green door {i}", " stays open") for i in range(count)]
+        folder = tmp_path / f"{count}"
+        folder.mkdir()
+        benchmark = files(
+            folder, pairs, [(f"a red door {i}", " is shut for now") for i in range(3)]
+        )
+        tracemalloc.start()
+        assert not personal_data.find_personal_data(benchmark).counts
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return peak
+
+    measure_peak(10)  # what a process loads once
+    # more than the secrets that are objects at once
+    assert measure_peak(8200) < measure_peak(4100) + 4100 * 250
