@@ -60,12 +60,12 @@ def test_memory_is_that_of_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_runs_in_small(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    asked = {"secrets": (10, 20, 40, 80), "records": (100, 200, 400, 800)}
+    asked = {"secrets": (20, 40, 80), "records": (300, 600, 1200)}
     for name, sizes in asked.items():
         knob = curves.KNOBS[name]
         monkeypatch.setitem(curves.KNOBS, name, curves.Knob(knob.words, sizes, knob.make))
     page = tmp_path / "page.md"
-    words = ["--only", *asked, "--repeats", "1", "-o", str(page)]
+    words = ["--only", *asked, "--repeats", "2", "-o", str(page)]
     assert run(curves.main, words) == 0
     _, _, *rows = page.read_text().splitlines()
     assert [row.split(" | ")[0] for row in rows] == [
