@@ -63,7 +63,7 @@ def test_rows_take_little_memory_while_they_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(splitting, "NEAR_MOST", 0)
-    ids = np.random.default_rng(0).integers(1000, 50_000, (5_000, 32), dtype=np.uint32)
+    ids = np.random.default_rng(0).integers(1000, 50_000, (20_000, 32), dtype=np.uint32)
     np.save(tmp_path / "a_prefix.npy", ids[:, :16])
     np.save(tmp_path / "a_suffix.npy", ids[:, 16:])
     build(str(tmp_path), vocab_size=50_257)  # imports are no part of what is held
@@ -72,7 +72,7 @@ def test_rows_take_little_memory_while_they_are_read(
     held, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # A tuple of 32 numbers takes 1,200 bytes, an array 200.
-    assert len(benchmark.secrets) == 5_000 and held < 600 * 5_000 and most < 2000 * 5_000
+    assert len(benchmark.secrets) == 20_000 and held < 600 * 20_000 and most < 2000 * 20_000
 
 
 def test_known_pairs_nonmembers_copies_and_limit(tmp_path: Path) -> None:
