@@ -86,7 +86,8 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "cost": (
         "What does an audit cost?",
-        "On a processor it costs little more than its forwards.",
+        "On a processor little more than its forwards; [by size](data/secrets.csv):\n\n"
+        "![Seconds and memory](cost.svg)",
     ),
     "servers": (
         "What do servers give?",

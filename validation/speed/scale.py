@@ -14,8 +14,10 @@ import csv
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 from matplotlib.figure import Figure
 
 from auditor.core.secret_randomness import make_keyed_generator
@@ -54,9 +56,17 @@ def measure(folder: Path, size: int) -> tuple[int, float, float]:
     threads = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     program = [sys.executable, "-c", "import auditor; auditor.main()", *command[1:]]
     child = subprocess.Popen(program, cwd=inputs, env={**os.environ, **threads})
-    _, status, used = os.wait4(child.pid, 0)
+    # A run resets the system's own record of its peak, for the peak of each row of its report.
+    process = psutil.Process(child.pid)
+    peak = 0
+    ended = 0
+    while not ended:
+        peak = max(peak, process.memory_info().rss)
+        time.sleep(0.05)
+        ended, status, used = os.wait4(child.pid, os.WNOHANG)
     assert status == 0
-    return size, round(used.ru_utime + used.ru_stime, 1), round(used.ru_maxrss * 1024 / 1e6)
+    peak = max(peak, used.ru_maxrss * 1024)
+    return size, round(used.ru_utime + used.ru_stime, 1), round(peak / 1e6)
 
 
 def draw(rows: list[tuple[float, ...]]) -> Figure:
