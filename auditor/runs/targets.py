@@ -344,7 +344,7 @@ class WorkerModel:
         site = _build_worker_site(self.plan)
         with suppress(AuditError):  # `WorkerTargets` reports it
             select_plugins(site)  # it chooses the precision
-            site.model  # noqa: B018
+            site.model  # noqa: B018 - this loads it
 
 
 def _build_worker_site(plan: Plan) -> Site:
