@@ -59,8 +59,10 @@ def dp_loop(
         raise AuditError(f"expected --minutes above 0 and below 10,000, got {minutes:g}")
     console.silence_libraries()
     from auditor.crash import report
+    from auditor.crash.checks import refuse_unknown_crash_test_checks
     from auditor.crash.trial import crash_test
 
+    refuse_unknown_crash_test_checks(check or ())
     loop_function = _load_dp_loop_training_function(script, function)
     with (
         _kill_process_if_block_exceeds(

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import numpy as np
 from scipy import stats
 
+from auditor.core.errors import make_unknown_name_error
 from auditor.crash.checks_of_bypasses import (
     check_batch_dependence,
     check_empty_batch_noise,
@@ -57,7 +59,14 @@ from auditor.crash.verdicts import (
 def run_all_crash_test_checks(runs: WatchedTrainings) -> list[LoopCheck]:
     """Run every check on these trainings, and return the results in the order of the report."""
     whitened = whiten_unequal_noise(runs)
-    return [check(whitened) for check in CHECKS]
+    return [replace(check(whitened), name=name) for name, check in CHECKS.items()]
+
+
+def refuse_unknown_crash_test_checks(names: Iterable[str]) -> None:
+    """Raise AuditError for the first name that no check has."""
+    for name in names:
+        if name not in CHECKS:
+            raise make_unknown_name_error("check", name, CHECKS)
 
 
 def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
@@ -80,7 +89,6 @@ def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:
     # effect as 1 / k of the noise.
     noise = runs.claim.noise_multiplier / max(most, 1)
     return judge_certain_crash_test(
-        "once a step",
         most > 1,
         f"a record was read {most} times in {sum(count > 1 for count, _ in repeats)} of "
         f"{len(repeats)} steps",
@@ -100,7 +108,6 @@ def check_sampling_rate(runs: WatchedTrainings) -> LoopCheck:
     # times_read].
     error = math.sqrt(max(q * (1 - q), 1e-12) / draws)
     return judge_crash_test_p_value(
-        "sampling rate",
         float(stats.binom.sf(times_read - 1, draws, q)) if q < 1 else 1.0,
         f"a record is read in {times_read / draws:.3f} of the steps, but the claim says {q:.3f}",
         f"a record is read in {times_read / draws:.3f} of the steps (claimed {q:.3f})",
@@ -125,9 +132,7 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     q, n = runs.claim.sample_rate, runs.first_training.n
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
     if runs.claim.sampling == "shuffled" or q >= 1:
-        return LoopCheck(
-            "Poisson sampling", UNKNOWN, f"the claim is {runs.claim.sampling} sampling", ""
-        )
+        return LoopCheck(UNKNOWN, f"the claim is {runs.claim.sampling} sampling", "")
     # Deviations from the claimed mean, which is not estimated: one degree of freedom per batch.
     # Batch sizes of allocation vary as much, but those of a pass add up to its records.
     varies = float(((sizes - n * q) ** 2).sum() / (n * q * (1 - q)))
@@ -140,7 +145,6 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     noise = runs.claim.noise_multiplier
     shuffled = runs.compute_noise_epsilon(noise, quick=True, sampling="shuffled")
     return judge_crash_test_p_value(
-        "Poisson sampling",
         float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
         f"batches of {sizes.min()} to {sizes.max()} records vary less than {law} sampling's: "
         "epsilon was accounted for another kind of sampling; for batches in random order it is "
@@ -170,7 +174,6 @@ def check_equal_record_frequency(runs: WatchedTrainings) -> LoopCheck:
     if needed <= t:
         least = float(stats.beta.ppf(POWER, needed, t - needed + 1))
     return judge_crash_test_p_value(
-        "no record favoured",
         p,
         f"record {most} was read in {counts[most]} of {t} steps, {t * q:.1f} were expected",
         f"no record was read more often than by chance ({counts.min()} to {counts.max()} of {t} "
@@ -189,7 +192,6 @@ def check_step_count(runs: WatchedTrainings) -> LoopCheck:
     step_count, claimed = max(trace_lengths), runs.claim.steps
     counts = f"{step_count} steps were taken, {claimed} are claimed"
     return judge_certain_crash_test(
-        "steps",
         step_count > claimed,
         counts,
         counts,
@@ -207,20 +209,15 @@ def check_claimed_epsilon(runs: WatchedTrainings) -> LoopCheck:
     """Check that the claimed epsilon follows from the claimed noise, sampling rate and steps."""
     value, derived = runs.claim.epsilon, runs.claim.compute_implied_epsilon()
     if value is None:
-        return LoopCheck(
-            "accounting", UNKNOWN, f"no epsilon is claimed; the rest gives {derived:.2f}", ""
-        )
+        return LoopCheck(UNKNOWN, f"no epsilon is claimed; the rest gives {derived:.2f}", "")
     is_exceeded = derived > value * 1.02
     if is_exceeded and runs.claim.sampling == "allocation":
         message = (
             f"the claim is epsilon {value:g}; the rest gives at most {derived:.2f}, and what "
             "random allocation hides of that "
         )
-        return LoopCheck(
-            "accounting", UNKNOWN, message + "was not counted here", "2% of epsilon", source=COUNTED
-        )
+        return LoopCheck(UNKNOWN, message + "was not counted here", "2% of epsilon", source=COUNTED)
     return judge_certain_crash_test(
-        "accounting",
         is_exceeded,
         f"the claim is epsilon {value:g}; its own noise, {runs.claim.sampling} batches and steps "
         f"give {derived:.2f}",
@@ -236,11 +233,10 @@ def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
 
     The claim does not cover choosing weights by their loss on private records.
     """
-    name = "evaluation on private records"
     would = "weights of a step before the last, returned by a training that evaluates"
     evaluation = max(runs.traces, key=lambda trace: len(trace.evaluated))
     if not evaluation.evaluated:
-        return LoopCheck(name, NO_FAULT, "none was read without a gradient", would, source=COUNTED)
+        return LoopCheck(NO_FAULT, "none was read without a gradient", would, source=COUNTED)
     # None: the returned weights belong to no step (an average, for example) and show no choice.
     chosen = []
     for i, t in enumerate(runs.traces):
@@ -249,7 +245,7 @@ def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
     message = f"{len(evaluation.evaluated)} private records were read without a gradient"
     if not chosen:
         message += ": anything printed from that, or chosen by it, is outside the claim"
-        return LoopCheck(name, UNKNOWN, message, would)
+        return LoopCheck(UNKNOWN, message, would)
     at, trace = chosen[0]
     step = (trace.returned or 0) + 1
     n_steps = len(trace.steps)
@@ -257,32 +253,34 @@ def check_step_choice(runs: WatchedTrainings) -> LoopCheck:
     witness = WorstViolation(
         f"the weights of step {step}", f"those of step {n_steps}", at, step - 1
     )
-    return fail_crash_test(name, message, would, witness)
+    return fail_crash_test(message, would, witness)
 
 
-CHECKS: tuple[Callable[[WatchedTrainings], LoopCheck], ...] = (
-    check_record_sensitivity,
-    check_company_dependence,
-    check_per_record_clipping,
-    check_kind_sensitivity,
-    check_noise_every_tensor,
-    check_gaussian_noise,
-    check_noise_independence,
-    check_released_gradients_finite,
-    check_sampling_rate,
-    check_poisson_batch_sizes,
-    check_equal_record_frequency,
-    check_repeated_reads,
-    check_step_count,
-    check_claimed_epsilon,
-    check_training_reveals_record_count,
-    check_noise_size_public,
-    check_noise_reveals_batch_size,
-    check_noise_seed_guessable,
-    check_empty_batch_noise,
-    check_rows_are_records,
-    check_batch_dependence,
-    check_weights_follow_steps,
-    check_step_choice,
-    check_printed_output_leaks,
-)
+OWN_GRADIENT = "own gradient"
+# keyed by name, in the order of the report
+CHECKS: dict[str, Callable[[WatchedTrainings], LoopCheck]] = {
+    "one record's reach": check_record_sensitivity,
+    OWN_GRADIENT: check_company_dependence,
+    "clipped by record": check_per_record_clipping,
+    "every kind of record": check_kind_sensitivity,
+    "noise in every tensor": check_noise_every_tensor,
+    "Gaussian noise": check_gaussian_noise,
+    "fresh noise": check_noise_independence,
+    "finite gradients": check_released_gradients_finite,
+    "sampling rate": check_sampling_rate,
+    "Poisson sampling": check_poisson_batch_sizes,
+    "no record favoured": check_equal_record_frequency,
+    "once a step": check_repeated_reads,
+    "steps": check_step_count,
+    "accounting": check_claimed_epsilon,
+    "number of records": check_training_reveals_record_count,
+    "noise by a schedule": check_noise_size_public,
+    "batch size stays secret": check_noise_reveals_batch_size,
+    "secret noise": check_noise_seed_guessable,
+    "empty batches": check_empty_batch_noise,
+    "rows are records": check_rows_are_records,
+    "each record by itself": check_batch_dependence,
+    "weights follow the steps": check_weights_follow_steps,
+    "evaluation on private records": check_step_choice,
+    "printed text": check_printed_output_leaks,
+}

@@ -37,7 +37,6 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
     The noise must not come from a small seed. It must also depend on more than the lowest 32 bits
     of the seed, which are all that torch's CPU generator reads.
     """
-    name = "secret noise"
     would = f"noise that begins as torch's generator does under a seed below {_TRIED:,}"
     seed, p, tensor = _find_likeliest_seed(runs)
     if p < SHARE:
@@ -45,20 +44,19 @@ def check_noise_seed_guessable(runs: WatchedTrainings) -> LoopCheck:
             f"the noise of {tensor} equals the output of torch's generator with the seed {seed}"
         )
         witness = WorstViolation(message, "a seed that nobody can try", 0, 0, tensor=tensor)
-        return LoopCheck(name, BROKEN, message, would, p, math.inf, witness)
+        return LoopCheck(BROKEN, message, would, p, math.inf, witness)
     other = runs.other_seed
     first = runs.first_training.steps[0]
     if other is None or not first.scale or other.noise.shape != first.noise.shape:
-        return LoopCheck(name, UNKNOWN, "no noise to examine", would)
+        return LoopCheck(UNKNOWN, "no noise to examine", would)
     if np.allclose(other.noise, first.noise, rtol=1e-3, atol=1e-3 * first.scale):
         message = (
             "seeds that share their lowest 32 bits give the same noise: an attacker who tries 2^32 "
             "of them, as many as torch's "
         )
         message += "generator on the processor has, can remove the noise; on a GPU it has 64 bits"
-        return LoopCheck(name, UNKNOWN, message, would)
+        return LoopCheck(UNKNOWN, message, would)
     return LoopCheck(
-        name,
         NO_FAULT,
         "no small seed gives the noise, and more than 32 bits of a seed decide it",
         would,
@@ -131,20 +129,16 @@ def check_batch_dependence(runs: WatchedTrainings) -> LoopCheck:
     If they do, clipping cannot bound the record's effect on a gradient. Causes are batch norm,
     attention to padding, and experts of fixed capacity.
     """
-    name = "each record by itself"
     would = f"logits that change by {_APART:.0%}"
     changes = []
     for i, trace in enumerate(runs.traces):
         if trace.batch_effect is not None:
             changes.append((trace.batch_effect, i))
     if not changes:
-        return _counted_check(
-            name, UNKNOWN, "no batch could be read again to compare its records", would
-        )
+        return _counted_check(UNKNOWN, "no batch could be read again to compare its records", would)
     most, at = max(changes)
     message = f"a record's logits change by {most:.1%} with the other records of its batch"
     return judge_certain_crash_test(
-        name,
         most > _APART,
         f"{message}: its gradient changes too, so one record moves the gradients of its whole "
         "batch",
@@ -159,7 +153,6 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
 
     A replay of the same steps without the last record must return the same model.
     """
-    name = "weights follow the steps"
     would = "any other effect of the left-out record"
     first = runs.first_training
     other = runs.fewer
@@ -174,7 +167,6 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
                 changed.append(key)
         if not changed:
             return _counted_check(
-                name,
                 NO_FAULT,
                 "the same steps on neighbouring records end in the same model",
                 would,
@@ -189,18 +181,18 @@ def check_weights_follow_steps(runs: WatchedTrainings) -> LoopCheck:
         witness = WorstViolation(
             f"{largest:.2g} apart after the same steps", "0", 0, tensor=changed[0]
         )
-        return fail_crash_test(name, message + ", ".join(changed[:2]), would, witness)
+        return fail_crash_test(message + ", ".join(changed[:2]), would, witness)
     for i, trace in enumerate(runs.traces):
         if trace.elsewhere is not None:
             message = (
                 f"something that is no step changed them before step {trace.elsewhere + 1} of "
                 f"training {i + 1}"
             )
-            return _counted_check(name, UNKNOWN, f"{message}: it was not examined", would)
+            return _counted_check(UNKNOWN, f"{message}: it was not examined", would)
     if any(trace.returned is None for trace in runs.traces):
         message = "the returned weights are not those after any step: their origin was not examined"
-        return _counted_check(name, UNKNOWN, message, would)
-    return _counted_check(name, NO_FAULT, "the weights are those after the steps", would)
+        return _counted_check(UNKNOWN, message, would)
+    return _counted_check(NO_FAULT, "the weights are those after the steps", would)
 
 
 def _is_weight_equal_ignoring_nan(weight: torch.Tensor, other: torch.Tensor) -> bool:
@@ -213,26 +205,23 @@ def check_printed_output_leaks(runs: WatchedTrainings) -> LoopCheck:
 
     For example, a training that prints the loss of a private record fails this check.
     """
-    name = "printed text"
     would = "a number in standard output or a log that depends on the left-out record"
     if len(runs.first_training.steps) != len(runs.fewer.steps):
-        return _counted_check(name, UNKNOWN, "another number of steps", would)
+        return _counted_check(UNKNOWN, "another number of steps", would)
     if runs.repeated_training is None:
-        return _counted_check(name, NO_FAULT, "the same on neighbouring records", would)
+        return _counted_check(NO_FAULT, "the same on neighbouring records", would)
     first = runs.first_training.printed
     other = runs.fewer.printed
     again = runs.repeated_training.printed
     if lines := find_differing_line(first.text, other.text, again.text):
         message = f"what is printed depends on the records beyond the steps: {lines[0]!r}"
         witness = WorstViolation(repr(lines[0]), f"{lines[1]!r}, as with one record fewer")
-        return fail_crash_test(name, message, would, witness)
+        return fail_crash_test(message, would, witness)
     if lines := find_differing_line(first.early, other.early, again.early):
         message = f"{lines[0]!r} is, with one record fewer, {lines[1]!r}"
         message += "; printed before its step, it may show what that step releases"
-        return _counted_check(name, UNKNOWN, message, would)
-    return _counted_check(
-        name, NO_FAULT, "the same on neighbouring records, except for times", would
-    )
+        return _counted_check(UNKNOWN, message, would)
+    return _counted_check(NO_FAULT, "the same on neighbouring records, except for times", would)
 
 
 def _list_mixed_steps(runs: WatchedTrainings) -> list[ObservedStep]:
@@ -248,30 +237,28 @@ def check_rows_are_records(runs: WatchedTrainings) -> LoopCheck:
 
     A training that splits records into rows clips and samples each part separately.
     """
-    name = "rows are records"
     would = "one row that is none of the given records"
     mixed = _list_mixed_steps(runs)
     if not mixed:
-        return _counted_check(name, NO_FAULT, "every row is one of the given records", would)
+        return _counted_check(NO_FAULT, "every row is one of the given records", would)
     rows = sum(step.foreign for step in mixed)
     message = (
         f"{rows:,} rows in {len(mixed)} steps were none of the given records: if they are parts of "
         "records, a record moves the sum by more than one clipping norm"
     )
-    return _counted_check(name, UNKNOWN, message, would)
+    return _counted_check(UNKNOWN, message, would)
 
 
 def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     """Check that a step adds the usual noise if Poisson sampling gave it an empty batch."""
-    name = "empty batches"
     would = "one that is left out, is filled with a made-up row, or has no noise"
     if runs.few_error:
         return _counted_check(
-            name, UNKNOWN, f"the training fails on few records: {runs.few_error}", would
+            UNKNOWN, f"the training fails on few records: {runs.few_error}", would
         )
     if runs.small_training is None or runs.claim.sampling != "poisson":
         return _counted_check(
-            name, UNKNOWN, "no training on so few records that a batch might be empty", would
+            UNKNOWN, "no training on so few records that a batch might be empty", would
         )
     few = runs.small_training
     claimed = runs.few_claimed
@@ -280,9 +267,7 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
     silent = sum(not step.scale for step in empty)
     if silent:
         message = f"{silent} of {len(empty)} steps without a record had no noise"
-        return fail_crash_test(
-            name, message, would, WorstViolation("no noise", "the others'"), math.inf
-        )
+        return fail_crash_test(message, would, WorstViolation("no noise", "the others'"), math.inf)
     filled = [step for step in empty if step.foreign]
     if filled and not _list_mixed_steps(runs):
         message = (
@@ -295,15 +280,15 @@ def check_empty_batch_noise(runs: WatchedTrainings) -> LoopCheck:
         witness = WorstViolation(
             "a made-up row in place of an empty batch", "noise and nothing else"
         )
-        return fail_crash_test(name, message, would, witness, epsilon)
+        return fail_crash_test(message, would, witness, epsilon)
     if claimed and len(few.steps) < claimed and len(runs.first_training.steps) >= runs.claim.steps:
         message = (
             f"with {few.n} records, {len(few.steps)} of {claimed} claimed steps were taken: empty "
             "batches show"
         )
         return fail_crash_test(
-            name, message, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf
+            message, would, WorstViolation(f"{len(few.steps)} steps", str(claimed)), math.inf
         )
     if not empty:
-        return _counted_check(name, UNKNOWN, f"no batch of {few.n} records was empty", would)
-    return _counted_check(name, NO_FAULT, f"{len(empty)} steps without a record have noise", would)
+        return _counted_check(UNKNOWN, f"no batch of {few.n} records was empty", would)
+    return _counted_check(NO_FAULT, f"{len(empty)} steps without a record have noise", would)

@@ -31,7 +31,6 @@ from auditor.crash.verdicts import (
 )
 from auditor.crash.watch import ObservedStep, TrainingTrace
 
-OWN_GRADIENT = "own gradient"
 _COLLINEAR = 1e-10  # relative to the largest eigenvalue of the normal equations: rounding
 # clipping norms: longer gradients suggest a loop that expects a mean and does not undo it
 _DIVIDED = 1.5
@@ -42,7 +41,7 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
     would = "a loss that is a mean over the tokens or the records of a batch"
     if not runs.company:
         message = "no clipping norm is claimed with which gradients could be compared"
-        return LoopCheck(OWN_GRADIENT, UNKNOWN, message, would)
+        return LoopCheck(UNKNOWN, message, would)
     records = make_company_specimen(runs.claim.max_grad_norm).make_crash_test_records(
         runs.company[0].n
     )
@@ -59,9 +58,7 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
             if fit:
                 fits[weight, company] = fit
     if not fits:
-        return LoopCheck(
-            OWN_GRADIENT, UNKNOWN, "no record was read with texts of other lengths", would
-        )
+        return LoopCheck(UNKNOWN, "no record was read with texts of other lengths", would)
     weight, company = max(fits, key=lambda name: fits[name][0] / fits[name][1])
     slope, error = fits[weight, company]
     unit, among = runs.claim.noise_multiplier, len(_WEIGHTS) * 2
@@ -73,9 +70,8 @@ def check_company_dependence(runs: WatchedTrainings) -> LoopCheck:
             "gradients are too small next to the noise to show whether they depend on the other "
             "texts"
         )
-        return LoopCheck(OWN_GRADIENT, UNKNOWN, message, would)
+        return LoopCheck(UNKNOWN, message, would)
     return judge_crash_test_p_value(
-        OWN_GRADIENT,
         min(1.0, among * float(stats.norm.sf(slope / error))),
         f"a record's gradient is {_WEIGHTS[weight]} the texts of its {company}: one record moves "
         "the others' gradients",

@@ -43,13 +43,10 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
 
     Other checks use this noise as the unit for records' contributions.
     """
-    name = "noise in every tensor"
     would = "a tensor without noise"
     if not runs.steps_with_noise:
         message = "no noise at all in any gradient that reached the optimizer"
-        return fail_crash_test(
-            name, message, would, _find_zero_noise(runs, runs.steps[0]), math.inf
-        )
+        return fail_crash_test(message, would, _find_zero_noise(runs, runs.steps[0]), math.inf)
     names = {name for step in runs.steps_with_noise for name in step.tensor_ranges}
     silent = _find_tensors_without_noise(runs)
     if silent:
@@ -57,7 +54,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
             f"no noise on {len(silent)} of {len(names)} tensors: {', '.join(sorted(silent)[:3])}"
         )
         witness = _find_zero_noise(runs, runs.steps_with_noise[0], min(silent))
-        return fail_crash_test(name, message, would, witness, math.inf)
+        return fail_crash_test(message, would, witness, math.inf)
     shares = runs.noise_shares
     least = min(shares, key=shares.__getitem__)
     most = max(shares.values())
@@ -70,7 +67,7 @@ def check_noise_every_tensor(runs: WatchedTrainings) -> LoopCheck:
             f"tensors have {shares[least]:.2f} to {most:.2f} times the noise of all: sensitivities "
             "are in units of each tensor's noise"
         )
-    return LoopCheck(name, NO_FAULT, message, would, source=COUNTED)
+    return LoopCheck(NO_FAULT, message, would, source=COUNTED)
 
 
 def _find_tensors_without_noise(runs: WatchedTrainings) -> set[str]:
@@ -146,7 +143,6 @@ def check_released_gradients_finite(runs: WatchedTrainings) -> LoopCheck:
         )
 
     return judge_certain_crash_test(
-        "finite gradients",
         bool(faults),
         f"{len(faults)} released gradients contain infinite or undefined numbers: they overflowed",
         "every released number is finite",
@@ -177,7 +173,7 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
         if (free := step.spread > 0.5).any()
     ]
     if not parts:
-        return LoopCheck("Gaussian noise", UNKNOWN, "no noise to examine", "")
+        return LoopCheck(UNKNOWN, "no noise to examine", "")
     noise = np.concatenate(parts)
     fit = stats.kstest(noise, "norm")
     # Kolmogorov's critical value, plus the spread of the empirical function at the deviation: at
@@ -186,7 +182,6 @@ def check_gaussian_noise(runs: WatchedTrainings) -> LoopCheck:
         len(noise)
     )
     return judge_crash_test_p_value(
-        "Gaussian noise",
         float(fit.pvalue),
         f"not normal: off by {fit.statistic:.3f}",
         "normal",
@@ -203,9 +198,9 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
 
     Every training has its own seed, so trainings must not share noise.
     """
-    name, noisy = "fresh noise", runs.steps_with_noise
+    noisy = runs.steps_with_noise
     if len(noisy) < 2:
-        return LoopCheck(name, UNKNOWN, "no noise to examine", "")
+        return LoopCheck(UNKNOWN, "no noise to examine", "")
     noises, freedoms = _stack_shared_noise(noisy)
     size = min(freedoms)
     most, of_pairs, indices = _find_largest_correlation(noises, size)
@@ -239,7 +234,6 @@ def check_noise_independence(runs: WatchedTrainings) -> LoopCheck:
         )
 
     return judge_crash_test_p_value(
-        name,
         min(1.0, len(by_scope) * p),
         f"the noise repeats {variant}: correlation {strength:.2f}",
         "no two steps, trainings or tensors share their noise",
@@ -350,9 +344,9 @@ def _pool_noise_correlations(pairs: Iterable[_Pair]) -> tuple[float, float]:
 
 def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
     """Check that steps, learning rates and noise size do not reveal the number of records."""
-    name, a, b = "number of records", runs.first_training, runs.fewer
+    a, b = runs.first_training, runs.fewer
     if runs.claim.public_size:
-        return LoopCheck(name, UNKNOWN, "the claim says that it is public", "")
+        return LoopCheck(UNKNOWN, "the claim says that it is public", "")
     # Standard error of the mean log ratio of two scales over steps: each log has the variance 1 /
     # (2 degrees of freedom).
     frees = list(map(_count_noise_freedoms, a.steps))
@@ -361,26 +355,25 @@ def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:
     if len(a.steps) != len(b.steps):
         message = f"{len(a.steps)} steps with {a.n} records, {len(b.steps)} with {b.n}"
         return fail_crash_test(
-            name, message, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
+            message, would, WorstViolation(str(len(b.steps)), str(len(a.steps))), math.inf
         )
     ratios = []
     for at, (x, y) in enumerate(zip(a.steps, b.steps, strict=True)):
         if x.rate != y.rate:
             message = f"other learning rates with {b.n} records than {a.n}"
             witness = WorstViolation(f"learning rate {y.rate:g}", f"{x.rate:g}", 0, at)
-            return fail_crash_test(name, message, would, witness, math.inf)
+            return fail_crash_test(message, would, witness, math.inf)
         if x.scale and y.scale:
             ratios.append(math.log(y.scale / x.scale))
     if not ratios:
-        return LoopCheck(name, UNKNOWN, "no noise whose size could be compared", would)
+        return LoopCheck(UNKNOWN, "no noise whose size could be compared", would)
     if not _is_noise_size_public(runs):
         return LoopCheck(
-            name, UNKNOWN, "the size of the noise follows no public schedule: see that check", would
+            UNKNOWN, "the size of the noise follows no public schedule: see that check", would
         )
     ratio = math.exp(math.fsum(ratios) / len(ratios))
     p = 2 * float(stats.norm.sf(abs(math.log(ratio)) / error))
     return judge_crash_test_p_value(
-        name,
         p,
         f"the noise is {ratio:.3f} times as large with {b.n} records as with {a.n}: its size "
         "reveals how many there are",
@@ -399,19 +392,15 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
     Trainings on the same number of records must have equal noise at each step. Otherwise the size
     depends on chance, as in adaptive clipping, or on the records; this check cannot tell which.
     """
-    name = "noise by a schedule"
     would = "noise whose size differs between trainings"
     if len(runs.traces) < 2 or not runs.steps_with_noise:
         return LoopCheck(
-            name,
             UNKNOWN if runs.steps_with_noise else NO_FAULT,
             "no two trainings with noise",
             would,
         )
     if _is_noise_size_public(runs):
-        return LoopCheck(
-            name, NO_FAULT, "at each step the noise has one size in all trainings", would
-        )
+        return LoopCheck(NO_FAULT, "at each step the noise has one size in all trainings", would)
     ratio = 1.0
     for steps in _group_steps(runs):
         scales = [step.scale for step in steps]
@@ -421,7 +410,7 @@ def check_noise_size_public(runs: WatchedTrainings) -> LoopCheck:
         "as in another on as many records: it follows chance, as adaptive clipping's does, or the "
         "records; this test cannot say which"
     )
-    return LoopCheck(name, UNKNOWN, message, would)
+    return LoopCheck(UNKNOWN, message, would)
 
 
 def _group_steps(runs: WatchedTrainings) -> list[list[ObservedStep]]:
@@ -467,10 +456,9 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
         for step in runs.small_training.measured_steps:
             pairs.append((len(step.records), step.scale))
     sizes, scales = np.array(pairs, dtype=float).reshape(-1, 2).T
-    name = "batch size stays secret"
     would = "noise divided by the size of its batch"
     if len(set(sizes)) < 2:
-        return LoopCheck(name, UNKNOWN, "all batches had one size", would, source=PLANTED)
+        return LoopCheck(UNKNOWN, "all batches had one size", would, source=PLANTED)
     # Noise divided by the batch's size has slope -1, multiplied noise slope 1; other slopes count
     # as chance.
     fit = stats.linregress(np.log(sizes), np.log(scales))
@@ -478,7 +466,6 @@ def check_noise_reveals_batch_size(runs: WatchedTrainings) -> LoopCheck:
     if abs(abs(fit.slope) - 1) < 0.1:
         p = float(fit.pvalue)
     return judge_crash_test_p_value(
-        name,
         p,
         "the noise is divided by the actual number of records in the batch",
         "the size of the noise does not depend on the batch size",

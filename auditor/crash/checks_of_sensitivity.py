@@ -41,7 +41,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     The check covers each specimen model separately and all models together. In units of the noise,
     the bound is 1 / noise multiplier.
     """
-    name, promised = "one record's reach", 1 / runs.claim.noise_multiplier
+    promised = 1 / runs.claim.noise_multiplier
     kinds = len(SPECIMENS)
     # Trainings take the models by turns (`build_training_specimen`): the steps of each model.
     turns = []
@@ -54,7 +54,7 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     estimates.append(_estimate_longest_reach(runs))
     fits = list(filter(None, estimates))
     if not fits:
-        return LoopCheck(name, UNKNOWN, "no noise to compare it with", "")
+        return LoopCheck(UNKNOWN, "no noise to compare it with", "")
     mean, error = max(fits, key=lambda fit: (fit[0] - promised) / fit[1])
     ratio = mean / promised
     least = max(reach + count_detectable_errors() * error for reach, error in fits) / promised
@@ -64,9 +64,8 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
             f"records move the gradient by {ratio:.2f} times what the noise is made for: no "
             "bound was found"
         )
-        return LoopCheck(name, UNKNOWN, message, would)
+        return LoopCheck(UNKNOWN, message, would)
     return judge_crash_test_p_value(
-        name,
         min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
         f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
         f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what "
@@ -166,7 +165,7 @@ def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     The kinds are the longest and the shortest records, the first and the last record of the data or
     of a batch, and a record that has a batch to itself.
     """
-    name, promised = "every kind of record", 1 / runs.claim.noise_multiplier
+    promised = 1 / runs.claim.noise_multiplier
     steps = [*runs.steps, *runs.small_steps]
     fits = {
         kind: pair
@@ -174,12 +173,11 @@ def check_kind_sensitivity(runs: WatchedTrainings) -> LoopCheck:
         if (pair := estimate_mean_reach(steps, _make_record_kind_choice(chosen)))
     }
     if not fits:
-        return LoopCheck(name, UNKNOWN, "no noise to compare them with", "")
+        return LoopCheck(UNKNOWN, "no noise to compare them with", "")
     worst = max(fits, key=lambda kind: (fits[kind][0] - promised) / fits[kind][1])
     mean, error = fits[worst]
     most = 1 + count_detectable_errors(len(fits)) * max(e for _, e in fits.values()) / promised
     return judge_crash_test_p_value(
-        name,
         min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
         f"{worst} records reach {mean / promised:.2f} times as far as they may",
         f"none of {', '.join(fits)} records moves the gradient too far (most: {worst}, "
@@ -244,7 +242,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     A contribution within the bound may rise with the norm, because clipping leaves short gradients
     unchanged.
     """
-    name, promised = "clipped by record", 1 / runs.claim.noise_multiplier
+    promised = 1 / runs.claim.noise_multiplier
     # With clipping by tensor, a record's part is neither a multiple of its gradient nor a share of
     # the batch's.
     by_tensors = is_clipping_per_tensor(runs.steps, runs.whitened_shares or {})
@@ -253,7 +251,7 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
         fits[predictor] = None if by_tensors else _fit_share_rise(runs.steps, parts)
     estimates = {predictor: fit for predictor, fit in fits.items() if fit}
     if not estimates:
-        return LoopCheck(name, UNKNOWN, "no noise to compare it with", "")
+        return LoopCheck(UNKNOWN, "no noise to compare it with", "")
     worst = max(estimates, key=lambda key: estimates[key][0] / estimates[key][1])
     slope, error = estimates[worst]
     among = len(fits)  # shares that gave no estimate were tested too
@@ -275,7 +273,6 @@ def check_per_record_clipping(runs: WatchedTrainings) -> LoopCheck:
     # A reach that follows the gradient's norm has no bound. A sum that is clipped as a sum can move
     # by two clipping norms, from C to -C: half the noise multiplier.
     return judge_crash_test_p_value(
-        name,
         min(1.0, among * float(stats.norm.sf(slope / error))),
         f"how far a record moves the gradient depends on {worst}: its gradient is not clipped by "
         "itself",

@@ -15,8 +15,12 @@ import numpy as np
 
 from auditor.core.errors import AuditError
 from auditor.crash import checks_of_sensitivity, trainers, training_specimen
-from auditor.crash.checks import run_all_crash_test_checks
-from auditor.crash.checks_of_company import OWN_GRADIENT, measure_reach_share
+from auditor.crash.checks import (
+    OWN_GRADIENT,
+    refuse_unknown_crash_test_checks,
+    run_all_crash_test_checks,
+)
+from auditor.crash.checks_of_company import measure_reach_share
 from auditor.crash.checks_of_noise import whiten_unequal_noise
 from auditor.crash.claim import LoopClaim
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
@@ -109,9 +113,7 @@ class CrashTest:
 
         Raise AuditError for an unknown name.
         """
-        known = [check.name for check in self.checks]
-        if unknown := [name for name in names if name not in known]:
-            raise AuditError(f"there is no check {unknown[0]!r}; the checks are {', '.join(known)}")
+        refuse_unknown_crash_test_checks(names)
         checks = tuple(check for check in self.checks if check.name in names or not names)
         return replace(self, checks=checks)
 

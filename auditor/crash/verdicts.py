@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -188,6 +188,7 @@ class WorstViolation:
 class LoopCheck:
     """Hold the result of one check.
 
+    name: the check's key in `CHECKS`.
     verdict: BROKEN, NO_FAULT or UNKNOWN; said: the observation in words.
     would_see: the smallest violation that the check detects with 80% probability; source: how this
         is known.
@@ -195,7 +196,7 @@ class LoopCheck:
     witness: the worst violation, if the check is broken.
     """
 
-    name: str
+    name: str = field(default="", kw_only=True)
     verdict: str
     said: str
     would_see: str
@@ -206,7 +207,6 @@ class LoopCheck:
 
 
 def judge_crash_test_p_value(
-    name: str,
     p: float,
     fault: str,
     fine: str,
@@ -222,14 +222,11 @@ def judge_crash_test_p_value(
     witness, epsilon: called only for a broken check, because accounting takes a second.
     """
     if p < SHARE:
-        return LoopCheck(
-            name, BROKEN, fault, would_see, p, epsilon and epsilon(), witness(), source
-        )
-    return LoopCheck(name, NO_FAULT, fine, would_see, p, source=source)
+        return LoopCheck(BROKEN, fault, would_see, p, epsilon and epsilon(), witness(), source)
+    return LoopCheck(NO_FAULT, fine, would_see, p, source=source)
 
 
 def judge_certain_crash_test(
-    name: str,
     is_broken: bool,
     fault: str,
     fine: str,
@@ -239,19 +236,19 @@ def judge_certain_crash_test(
 ) -> LoopCheck:
     """Return the result of a check that is certain: broken, or no fault seen.
 
-    name: of the check. is_broken: whether the fault was seen. fault, fine: the sentences for a
-    broken loop and for a loop without this fault. would_see: the smallest fault that the check
-    sees. witness: returns an example of the fault. epsilon: returns the epsilon it costs.
+    is_broken: whether the fault was seen. fault, fine: the sentences for a broken loop and for a
+    loop without this fault. would_see: the smallest fault that the check sees. witness: returns an
+    example of the fault. epsilon: returns the epsilon it costs.
     """
     p = float(not is_broken)
-    return judge_crash_test_p_value(name, p, fault, fine, would_see, witness, epsilon, COUNTED)
+    return judge_crash_test_p_value(p, fault, fine, would_see, witness, epsilon, COUNTED)
 
 
 def fail_crash_test(
-    name: str, sentence: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
+    sentence: str, would_see: str, witness: WorstViolation, epsilon: float | None = None
 ) -> LoopCheck:
     """Return a broken check that involves no chance. sentence: the observation."""
-    return LoopCheck(name, BROKEN, sentence, would_see, 0.0, epsilon, witness, COUNTED)
+    return LoopCheck(BROKEN, sentence, would_see, 0.0, epsilon, witness, COUNTED)
 
 
 def get_unbounded_epsilon() -> float:

@@ -294,8 +294,9 @@ class StepWatch:
         if self.trace.batch_effect is None:
             self.trace.batch_effect = self._measure_logit_change(weights, self._gradients.twin)
         rate = float(optimizer.param_groups[0]["lr"])
-        read = tuple(self._read), tuple(self._passes)
-        self._taken.append(_TakenStep(*read, rate, self._foreign, weights))
+        self._taken.append(
+            _TakenStep(tuple(self._read), tuple(self._passes), rate, self._foreign, weights)
+        )
         self._read = []
         self._passes = []
         self._foreign = 0

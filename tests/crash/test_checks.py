@@ -105,13 +105,8 @@ def changed(
     )
 
 
-@functools.cache
-def checks_by_name() -> dict[str, Callable[[WatchedTrainings], LoopCheck]]:
-    return {check(runs()).name: check for check in checks.CHECKS}
-
-
 def of(name: str, given: WatchedTrainings) -> LoopCheck:
-    return checks_by_name()[name](checks_of_noise.whiten_unequal_noise(given))
+    return checks.CHECKS[name](checks_of_noise.whiten_unequal_noise(given))
 
 
 def test_an_honest_training_is_called_broken_at_most_as_often_as_is_said() -> None:
@@ -657,7 +652,7 @@ def test_parts_of_records_leave_no_epsilon() -> None:
 def test_a_gradient_that_others_move_leaves_no_epsilon() -> None:
     """The records' own reach, which is within its bound, would look safe beside the verdict."""
     given = runs()
-    moved = LoopCheck("own gradient", BROKEN, "", "")
+    moved = LoopCheck(BROKEN, "", "", name="own gradient")
     honest = summarise_observed_loop(given, ())
     found = summarise_observed_loop(given, (moved,))
     assert honest.epsilon is not None and found.epsilon is None and found.high is None

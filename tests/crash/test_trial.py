@@ -34,7 +34,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from auditor.commands import dp_loop
 from auditor.core.errors import AuditError
 from auditor.crash import claim, report, training_specimen, trial, watch
-from auditor.crash.checks_of_company import OWN_GRADIENT, check_company_dependence
+from auditor.crash.checks import OWN_GRADIENT
+from auditor.crash.checks_of_company import check_company_dependence
 from auditor.crash.claim import LoopClaim
 from auditor.crash.time_limit import list_training_processes, training_time_limit_context
 from auditor.crash.training_specimen import SpecimenRecordGradients
@@ -569,10 +570,12 @@ def test_no_fault_is_not_said_alone_beside_an_epsilon_above_the_claim(
     claim = LoopClaim.from_stated_claim(loop_plain.CLAIM)
     low = claim.compute_implied_epsilon() + above
     seen = ObservedLoop(0.9, 1 / 6, 30, low + 0.1, low, low + 0.2)
-    found = CrashTest(claim, (LoopCheck("one record's reach", NO_FAULT, "", ""),), (), 1.0, seen)
+    found = CrashTest(
+        claim, (LoopCheck(NO_FAULT, "", "", name="one record's reach"),), (), 1.0, seen
+    )
     assert found.keep_named_checks(["one record's reach"]) == found
-    with refuses("'noise'", "one record's reach"):
-        found.keep_named_checks(["noise"])
+    with refuses("unknown check 'fresh nois'", "did you mean 'fresh noise'?"):
+        found.keep_named_checks(["fresh nois"])
     assert found.exceeds_claim_without_fault == doubted
     assert (
         ("doubt" in report.write_crash_test_headline(found))
@@ -648,6 +651,17 @@ def test_a_file_that_cannot_be_run_is_refused(text: str, tmp_path: Path) -> None
     script.write_text(text)
     check_command("dp-loop", script, code=2)
     check_command("dp-loop", tmp_path / "none.py", code=2)
+
+
+def test_an_unknown_check_is_refused_before_the_script_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text("raise SystemExit('the script ran')")
+    check_command("dp-loop", script, "--check", "fresh noise", "--check", "print text", code=2)
+    assert "unknown check 'print text'; did you mean 'printed text'?" in capsys.readouterr().err
+    check_command("dp-loop", script, "--check", "?", code=2)
+    assert "known: Gaussian noise, Poisson sampling, accounting" in capsys.readouterr().err
 
 
 def test_a_claim_reads_as_json_does(tmp_path: Path) -> None:
