@@ -65,15 +65,10 @@ def build_markdown_document(
 ) -> Document:
     """Return the Markdown report, which has only the topics with a position (`turn`) in it.
 
-    Control characters are removed from its texts; the writer of Markdown escapes them. texts:
+    result: cleaned by `make_result_printable`; the writer of Markdown escapes its texts. texts:
     private text, keyed by secret id.
     """
-    material = ReportMaterial(
-        phrases.make_result_printable(result),
-        details or SecretDetails(),
-        texts=texts,
-        folder=folder,
-    )
+    material = ReportMaterial(result, details or SecretDetails(), texts=texts, folder=folder)
     topics = []
     for topic in (*list_topics(), *_list_plugin_topics(material.result)):
         if topic.turn:

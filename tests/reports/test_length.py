@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from auditor.core.result import AuditResult
-from auditor.reports import html, markdown
+from auditor.reports import html, markdown, phrases
 from auditor.reports.blocks import Figures, Group, Table
 from auditor.reports.table_of_contents import build_page_document
 from tests.reports.conftest import detailed_run
@@ -61,6 +61,19 @@ def test_markdown_says_what_its_open_tables_measure(lab: AuditResult) -> None:
     text = markdown.render_markdown_report(lab)
     assert "\nVerbatim recall, unless a row names another measure" in text
     assert "\nThe effect of each change" in text
+
+
+def test_each_report_cleans_the_result_once(
+    lab: AuditResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clean, cleaned = phrases.make_result_printable, []
+    monkeypatch.setattr(
+        phrases, "make_result_printable", lambda result: cleaned.append(result) or clean(result)
+    )
+    for render in (markdown.render_markdown_report, html.render_html_report):
+        cleaned.clear()
+        render(lab)
+        assert cleaned == [lab]
 
 
 def test_figures_of_both_accesses_are_described_once(lab: AuditResult) -> None:
