@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from email.utils import mktime_tz, parsedate_tz
 from typing import Any
 
 from auditor.core.errors import AuditError
@@ -374,11 +376,18 @@ class ServerConnection:
 
 
 def read_retry_after(headers: Mapping[str, str]) -> float:
-    """Return the number of seconds that a refusal asks to wait; 0 if it gives no number."""
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+    """Return the number of seconds that a refusal asks to wait; 0 if it names no time.
+
+    `retry-after` is a number of seconds, or a date as HTTP writes it.
+    """
+    seconds = 0.0
+    with suppress(ValueError, OverflowError):  # a day or a year that no calendar has
+        if date := parsedate_tz(headers.get("retry-after")):
+            seconds = mktime_tz(date) - time.time()
+    for name, unit in (("retry-after", 1.0), ("retry-after-ms", 0.001)):
         with suppress(ValueError):
-            return max(0.0, min(unit * float(headers.get(name, "")), _LONGEST_PAUSE))
-    return 0.0
+            seconds = unit * float(headers.get(name, ""))
+    return max(0.0, min(seconds, _LONGEST_PAUSE))
 
 
 def _make_withheld_answer(count: int) -> Mapping[str, Any]:

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -242,9 +243,20 @@ def _without_code(init: Any) -> Any:
         ({"retry-after": "nan"}, 0),
         ({"retry-after": "inf"}, 3600),
         ({"retry-after": "soon"}, 0),
+        ({"retry-after": "Wed, 21 Oct 2026 07:28:07 GMT"}, 7),
+        ({"retry-after": "Wednesday, 21-Oct-26 07:28:07 GMT"}, 7),
+        ({"retry-after": "Wed Oct 21 07:28:07 2026"}, 7),
+        ({"retry-after-ms": "250", "retry-after": "Wed, 21 Oct 2026 07:28:07 GMT"}, 0.25),
+        ({"retry-after": "Wed, 21 Oct 2026 07:27:00 GMT"}, 0),
+        ({"retry-after": "Thu, 21 Oct 2027 07:28:00 GMT"}, 3600),
+        ({"retry-after": f"Wed, 21 Oct {10**20} 07:28:00 GMT"}, 0),
     ],
 )
-def test_the_time_a_refusal_names_is_read(headers: dict[str, str], seconds: float) -> None:
+def test_the_time_a_refusal_names_is_read(
+    headers: dict[str, str], seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = datetime(2026, 10, 21, 7, 28, tzinfo=UTC).timestamp()
+    monkeypatch.setattr(time, "time", lambda: now)
     assert read_retry_after(headers) == seconds
 
 
