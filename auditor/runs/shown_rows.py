@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED
-from auditor.core.plan_parts import DefensePlan, TargetPlan, name_deployed_form
+from auditor.core.plan_parts import (
+    DefensePlan,
+    TargetPlan,
+    name_deployed_form,
+    split_model_name,
+)
 from auditor.models.base import LanguageModel
 from auditor.plugins import registry
 from auditor.plugins.defense import Defense, Scenario
@@ -300,8 +306,14 @@ def _parse_deployed_form_row(form: str) -> ShownRow:
         defense = build_plugin("form", forms, kind, {str(option): value} if colon else {})
         return ShownRow(form, f"{get_plugin_title(form_class)} {value}".strip(), defense, False)
     name = name_deployed_form(form)
-    if not name:
+    provider, place = split_model_name(form)
+    # A bare word is not sent to the hub: it is more often a mistyped form than a model.
+    is_model = provider in registry.list_providers() or (
+        not provider and ("/" in place or Path(place).exists())
+    )
+    if not (name and is_model):
         raise AuditError(
-            f"expected a form in --forms ({', '.join(forms)}, or a model), got {form!r}"
+            f"expected a form in --forms ({', '.join(forms)}) or a model (a folder, OWNER/NAME of "
+            f"the hub, PROVIDER:NAME), got {form!r}"
         )
     return ShownRow(name, name, NamedForm(form), False)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import run_command_line
-from auditor.core.plan_parts import name_deployed_form
+from auditor.core.plan_parts import TargetPlan, name_deployed_form
 from auditor.gate.policy import parse_gate_rule
 from auditor.records.result_file import read_result
+from auditor.runs.shown_rows import NamedForm, list_form_rows
 from auditor.statistics.metrics import RECALL
 from tests.conftest import check_command, fits_schema, save_tiny
 from tests.remote.conftest import save
@@ -125,16 +126,21 @@ def test_a_row_is_called_after_its_form(form: str, name: str) -> None:
     assert name_deployed_form(form) == name
 
 
+FORMS = (
+    "expected a form in --forms (fp4, gguf, int4, int8, merged, nf4, pruned) or a model (a folder, "
+    "OWNER/NAME of the hub, PROVIDER:NAME), got "
+)
 REFUSED = {
     "pruned:2": "expected share in (0, 1), got 2",
     "int8:3": "--forms int8 takes no value, got 'int8:3'",
     "int8,int8": "with a name that no other target has, got 'int8' twice",
     "gguf:q2_k": "got 'q2_k': make the file with llama.cpp and give --forms llama:FILE.gguf",
+    "int3": FORMS + "'int3'",
+    "prune:0.5": FORMS + "'prune:0.5'",
     "no/such/model": "no/such/model",
     "llama:no.gguf": "'no.gguf': no such file",
     "served:127.0.0.1": "expected --base-url as http://HOST:PORT/v1",
-    ",": "expected a form in --forms (fp4, gguf, int4, int8, merged, nf4, pruned, or a model), got "
-    "''",
+    ",": FORMS + "''",
 }
 
 
@@ -145,6 +151,13 @@ def test_what_is_no_form_is_refused_before_anything_is_asked(
     assert audit(inputs, "--forms", forms, "-o", str(inputs / "refused")) == 2
     assert REFUSED[forms] in " ".join(capsys.readouterr().err.split())
     assert not (inputs / "refused").exists()
+
+
+@pytest.mark.parametrize("form", ["deployed", "./deployed", "hf:gpt2", "owner/gpt2"])
+def test_a_form_may_name_a_model(form: str, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(inputs)
+    (row,) = list_form_rows(TargetPlan(model="model", forms=(form,)), [])
+    assert row.defense == NamedForm(form)
 
 
 def test_a_model_of_other_tokens_is_no_form_and_the_lab_takes_none(
