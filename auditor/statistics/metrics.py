@@ -475,10 +475,12 @@ METRICS = (
     ),
     Metric(documents.LONGEST, "Longest extracted block of a record", "tokens"),
     # metrics of probes
-    _mean_probability("extraction_probability", "Extraction probability, mean", short="mean p"),
+    _mean_probability(
+        "extraction_probability", "Extraction probability, mean", short="chance per sample"
+    ),
     _mean_probability(
         *("extraction_probability_ancestral", "Extraction probability without truncation, mean"),
-        short="mean p",
+        short="chance per sample",
         place=4,
         varies=True,
     ),
@@ -487,7 +489,7 @@ METRICS = (
     ),
     Metric("conformal_share", "Members above the non-members' conformal threshold"),
     _mean_probability(
-        NEAR_PROBABILITY, "Near-verbatim probability, mean, at least", short="mean p ≥"
+        NEAR_PROBABILITY, "Near-verbatim probability, mean, at least", short="chance per sample ≥"
     ),
     _mean_probability(f"{NEAR_PROBABILITY}{AT_MOST}", "Near-verbatim probability, mean, at most"),
     Metric(

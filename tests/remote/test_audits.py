@@ -188,7 +188,7 @@ def test_a_bracket_is_shown_as_both_of_its_ends(inputs: Path, served: Serve, fol
     )
     report = (inputs / "run" / "report.md").read_text(encoding="utf-8")
     assert (
-        re.search(r"mean p \S+% \[\S+\] to \S+% \[\S+\]", report)
+        re.search(r"chance per sample \S+% \[\S+\] to \S+% \[\S+\]", report)
         and "brackets, not numbers" in report
     )
 

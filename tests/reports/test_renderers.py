@@ -135,7 +135,12 @@ def test_near_duplicates_of_known_pairs_are_counted(
 
 
 def test_a_probe_shows_its_own_number_where_an_attack_shows_recall(with_probe: AuditResult) -> None:
-    row = ("extraction-probability", "mean p 31% [27–35]", "<0.01% [0.00–4.00]", "31% [26–36]")
+    row = (
+        "extraction-probability",
+        "chance per sample 31% [27–35]",
+        "<0.01% [0.00–4.00]",
+        "31% [26–36]",
+    )
     text = "".join(Page(html.render_html_report(with_probe)).text)
     for cell in row:
         assert cell in screen(with_probe, 400) and cell in text
