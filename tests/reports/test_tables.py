@@ -77,7 +77,7 @@ def test_a_latex_table_fits_the_line_of_an_article(widths: tuple[int, ...]) -> N
 
 
 def test_wide_letters_take_their_room_in_latex() -> None:
-    """`mean p`, a head of that time, was 32.2 points wide in a column of 31.2: five such columns of a real export did not
+    """A head was 32.2 points wide in a column of 31.2: five such columns of a real export did not
     fit the line."""
     narrow, wide = (render_latex_table(RowTable("t", ("h",), ((sign * 45,),))) for sign in "im")
     assert "{@{}l@{}}" in narrow and "{@{}p{" in wide
