@@ -174,11 +174,24 @@ def _describe_greedy_contradiction(
     n_greedy = _count_hits(greedy)
     hits = []
     for f in sampled_rows:
+        counts = []
         for m in filter(is_measured, (f.measurement(RECALL), f.measurement(ANY))):
-            hits.append(_count_hits(m))
-    # Without a difference, a secret extracted by only one method is equally likely from either
-    # (McNemar, exact).
-    if hits and not any(hits) and n_greedy and (tail := 0.5**n_greedy) < _IMPROBABLE:
+            if m.n == greedy.n:  # else it attacked other secrets
+                counts.append(_count_hits(m))
+        if not (counts and f.has_soft_prompt):
+            hits += counts
+        elif (tail := _bound_mcnemar_tail(n_greedy, max(counts), greedy.n)) < _IMPROBABLE:
+            yield (
+                f"{f.attack} extracts {max(counts):,} of {greedy.n:,}, and greedy decoding, which "
+                f"needs no tuning, {n_greedy:,} (paired: {_format_tail_probability(tail)} by "
+                "chance if they were alike): its soft prompt or its way of drawing hides what the "
+                "model knows."
+            )
+    if (
+        hits
+        and not any(hits)
+        and (tail := _bound_mcnemar_tail(n_greedy, 0, greedy.n)) < _IMPROBABLE
+    ):
         yield (
             f"Greedy decoding extracts {n_greedy:,} of {greedy.n:,}, and no attack extracts any "
             f"({_format_tail_probability(tail)} by chance if they were alike): the samples do not "
@@ -200,6 +213,17 @@ def _describe_greedy_contradiction(
                     f"{_format_percent(_parse_discoverable_level(level))} or more, and greedy "
                     f"decoding, which must give these, gives {n_greedy:,}."
                 )
+
+
+def _bound_mcnemar_tail(more: int, fewer: int, n: int) -> float:
+    """Return the p-value of McNemar's exact, one-sided test for two counts of hits among n secrets.
+
+    If both methods were alike, a secret that only one of them extracts would be equally likely
+    from either. Which secrets these are is unknown: the p-value is that of the pairing with most of
+    them, the largest possible.
+    """
+    most = min(fewer, n - more)  # secrets that only the method with fewer hits extracts
+    return float(compute_binomial_cdf(most, more - fewer + 2 * most, 0.5))
 
 
 def _count_hits(share: Measurement) -> int:

@@ -236,6 +236,11 @@ class Finding:
         return self.decoding == "greedy"
 
     @property
+    def has_soft_prompt(self) -> bool:
+        """True if the attack draws behind a soft prompt, or in a way of its own."""
+        return self.drawn > 0 and not self.samples
+
+    @property
     def cell_key(self) -> CellKey:
         return CellKey(self.target, self.setting, self.attack)
 
