@@ -227,6 +227,18 @@ def test_compressed_parts_that_break_off_cannot_tell(tmp_path: Path, name: str) 
         assert (name in str(erasure.verdicts)) == (verdict == "cannot tell")
 
 
+@pytest.mark.parametrize("name", ["gzip", "zstd"])
+def test_a_part_across_the_end_of_a_block_is_read_whole(tmp_path: Path, name: str) -> None:
+    """The middle of the part is 4 MiB behind the start of the archive."""
+    rows = make_rows(60)
+    deleted, kept = rows[-20:], rows[:-20]
+    part = gzip.compress(b"\n".join(make_content(deleted, str)))
+    noise = make_noise(2**22 - len(part) // 2)
+    archive = b"\n".join([noise, part, *make_content(kept, str)])
+    (tmp_path / "notes.dump").write_bytes(COMPRESSIONS[name](archive))
+    assert examine(tmp_path, deleted, kept, str(tmp_path / "notes.dump")).n_left == 20
+
+
 def test_a_compressed_part_within_another_is_read_or_cannot_tell(tmp_path: Path) -> None:
     """An archive is decompressed in blocks of 4 MiB, at whose ends parts within break off."""
     rows = make_rows(60)

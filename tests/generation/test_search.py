@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixing
+from auditor.generation import search
 from auditor.generation.sample import SuffixCandidates, sample_candidates
 from auditor.generation.search import TreeLeaves, beam_search, find_suffixes_above_threshold
 from auditor.models.base import LanguageModel
@@ -161,16 +163,27 @@ def test_the_tree_finds_what_reaches_the_threshold_and_nothing_else(
 def test_rounding_loses_nothing_that_is_exactly_at_the_threshold() -> None:
     """A uniform distribution: each of the suffixes has probability V^-L, up to the last bits."""
     uniform = Table(0, 0.0)
-    leaves = find_suffixes_above_threshold(uniform, torch.tensor([[0]]), L, ANCESTRAL, V**-L)[0]
-    assert len(leaves.suffixes) == V**L and leaves.certificate.leftover < 1e-5
-    assert (
-        len(
-            find_suffixes_above_threshold(uniform, torch.tensor([[0]]), L, ANCESTRAL, 1.01 * V**-L)[
-                0
-            ].suffixes
+    for factor, n_found in ((1.0, V**L), (1 + 0.5e-5, V**L), (1 + 1.5e-5, 1)):
+        threshold = factor * V**-L
+        (leaves,) = find_suffixes_above_threshold(
+            uniform, torch.tensor([[0]]), L, ANCESTRAL, threshold
         )
-        == 1
-    )
+        assert len(leaves.suffixes) == n_found
+        assert (leaves.certificate.leftover < 1e-5) == (n_found > 1)
+
+
+def test_children_below_the_threshold_are_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a vocabulary of 250,000 tokens, a copy of all would not fit: one of each node is kept."""
+    mark, numbers = search._mark_surviving_children, []
+
+    def mark_recorded(child_log_q: Tensor, *more: Any) -> Tensor:
+        numbers.append(len(child_log_q))
+        return mark(child_log_q, *more)
+
+    monkeypatch.setattr(search, "_mark_surviving_children", mark_recorded)
+    # At most one suffix is likelier than 0.5, so each step has one node.
+    find_suffixes_above_threshold(Table(0, 0.2), torch.tensor([[0]]), L, ANCESTRAL, 0.5)
+    assert numbers == [1] * L
 
 
 def test_certificates_are_given_and_withheld() -> None:

@@ -243,6 +243,16 @@ def test_a_partial_auc_is_the_area_under_the_staircase() -> None:
     assert roc.estimate_partial_auc("x", own, others[:8], 0.1) is None
 
 
+def test_steps_bound_a_partial_auc_from_below_and_above() -> None:
+    """The true-positive rate rises by 0.2 just before each of the five rates of the grid."""
+    others = np.linspace(0, 1, 20_000)
+    members = np.repeat(1 - (0.02 * np.arange(1, 6) - 0.005), 4_000)
+    found = roc.bound_partial_auc(members, others, 0.1)
+    assert found.value == pytest.approx((0 + 0.2 + 0.4 + 0.6 + 0.8) / 5 + 0.2 * 0.005 * 5 / 0.1)
+    assert found.low(0.025) == pytest.approx((0 + 0.2 + 0.4 + 0.6 + 0.8) / 5, abs=0.02)
+    assert found.high(0.025) == pytest.approx((0.2 + 0.4 + 0.6 + 0.8 + 1) / 5, abs=0.02)
+
+
 def test_a_worst_case_takes_most_of_the_level_and_many_records_tell() -> None:
     """The bound gives nothing away for nothing: behind a jump it misses as often as the threshold
     may be wrong."""
