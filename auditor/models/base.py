@@ -187,9 +187,10 @@ class LanguageModel(ABC):
     eos: tuple[int, ...] = ()
     device: torch.device = torch.device("cpu")
     notes: tuple[str, ...] = ()
-    # Returns a context in which the model reads texts only once that `read_ahead` announced. The
-    # weights must not change there. Most models cache nothing.
-    cache_hidden_states: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)
+    # Returns a context in which the model reads each text once. The weights must not change there.
+    # The argument True bounds the memory, so that the context can last for a whole run; an inner
+    # context without it caches more for a while. Most models cache nothing.
+    cache_hidden_states: Callable[..., AbstractContextManager[None]] = staticmethod(nullcontext)
     can_join_rows = False  # whether rows after prefixes of several lengths may be `joined`
     parts: int = 1
     prefix_token: tuple[int, ...] = ()

@@ -7,6 +7,7 @@ detected.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -72,10 +73,16 @@ class HiddenStateCache:
         self._bytes = 0
         self._recent_bytes = recent_bytes
         self._max_bytes = max_bytes
+        self.is_bounded = max_bytes is not None
         # Log-probabilities at the last positions of texts that several callers query in turn.
         self._recent: dict[bytes, Tensor] = {}
         # Whether body and head are the whole model; None until it is measured.
         self.is_exact: bool | None = None if head is not None else False
+
+    def adopt_states(self, outer: HiddenStateCache) -> None:
+        """Use the states that another cache of the same model holds, too."""
+        self._held.update(outer._held)
+        self.is_exact = outer.is_exact
 
     @torch.no_grad()
     def log_probs(self, texts: Tensor, last: int) -> Tensor:
@@ -88,7 +95,7 @@ class HiddenStateCache:
         if all(name in self._recent and len(self._recent[name]) >= last for name in names):
             return torch.stack([self._recent[name][-last:] for name in names])
         log_probs = self._compute_head_logits(texts, last, names).log_softmax(-1)
-        if self.is_exact and texts.shape[1] > 1:
+        if self.is_exact and self._recent_bytes and texts.shape[1] > 1:
             self._remember_log_probs(names, list(log_probs.clone()))
         return log_probs
 
@@ -134,18 +141,17 @@ class HiddenStateCache:
         self._begun.clear()
 
     def _compute_head_logits(self, texts: Tensor, last: int, names: Sequence[bytes]) -> Tensor:
-        missing = []
-        for i, name in enumerate(names):
-            if not self._has_states(name, last):
-                missing.append(i)
-        if self.is_exact is False or len(missing) == len(names):
-            return self._read_and_hold(texts, last, list(names))
-        if missing:
-            self._read_and_hold(texts[missing], last, [names[i] for i in missing])
-        if not all(self._has_states(name, last) for name in names):  # no room for them
-            return self._logits(texts, last, last, None)
-        states = torch.stack([self._held[name][-last:] for name in names])
-        logits: Tensor = self._head(states).float()
+        rows_with_states = [i for i, name in enumerate(names) if self._has_states(name, last)]
+        if self.is_exact is False or not rows_with_states:
+            return self._read_and_hold(texts, last, names)
+        logits: Tensor = self._head(
+            torch.stack([self._held[names[i]][-last:] for i in rows_with_states])
+        )
+        logits = logits.float()
+        if missing := sorted(set(range(len(names))).difference(rows_with_states)):
+            read_now = self._read_and_hold(texts[missing], last, [names[i] for i in missing])
+            order = torch.tensor([*rows_with_states, *missing], device=logits.device).argsort()
+            logits = torch.cat([logits, read_now])[order]
         return logits
 
     @torch.no_grad()
@@ -187,7 +193,8 @@ class HiddenStateCache:
     ) -> None:
         """Read texts of different lengths in shared batches, before they are queried.
 
-        Padding is appended, so it does not change a causal model's hidden states of the texts.
+        Padding is appended, so it does not change a causal model's hidden states of the texts. A
+        bounded cache reads only the first texts, as many as it has room for.
 
         Args:
             texts: token ids of each text.
@@ -197,11 +204,15 @@ class HiddenStateCache:
             prefix_lengths: for each text, the length of the prefix that will be completed. None
                 means all tokens up to the first queried position.
         """
-        lengths_to_complete = prefix_lengths or [
-            len(text) - n_last + 1 for text, n_last in zip(texts, last, strict=True)
-        ]
-        # Keep each text once.
-        ranges = dict(zip(texts, zip(last, lengths_to_complete, strict=True), strict=True))
+        if self.is_exact is False:
+            return
+        n_free = self._count_free_positions(device)
+        ranges: dict[Tokens, tuple[int, int]] = {}  # keep each text once
+        for i, (text, n_last) in enumerate(zip(texts, last, strict=True)):
+            n_free -= n_last
+            if n_free < 0:
+                break
+            ranges[text] = n_last, prefix_lengths[i] if prefix_lengths else len(text) - n_last + 1
         unread = []
         for text, (n_last, begin) in ranges.items():
             tokens = torch.tensor(text)
@@ -215,6 +226,13 @@ class HiddenStateCache:
             for _ in BatchSizeLimit(size).run_pieces_within_memory(len(groups), read):
                 if not self.is_exact:  # the first batch showed that nothing can be cached
                     return
+
+    def _count_free_positions(self, device: torch.device) -> float:
+        """Return how many more positions a bounded cache has room for."""
+        if not self.is_bounded:
+            return math.inf
+        weight = next(self._head.parameters())
+        return self._remaining_bytes(device, _SHARE) // (weight.shape[-1] * weight.itemsize)
 
     def _read_and_cache_batch(
         self,
@@ -301,7 +319,7 @@ class HiddenStateCache:
     def _has_states(self, name: bytes, last: int) -> bool:
         return name in self._held and len(self._held[name]) >= last
 
-    def _read_and_hold(self, texts: Tensor, last: int, names: list[bytes]) -> Tensor:
+    def _read_and_hold(self, texts: Tensor, last: int, names: Sequence[bytes]) -> Tensor:
         logits, states = self._logits_and_hidden_states(texts, last, last)
         if states is not None:
             self._cache_states(names, list(states))
@@ -337,11 +355,10 @@ class HiddenStateCache:
 
     def _cache_states(self, names: Sequence[bytes], states: Sequence[Tensor]) -> None:
         """Cache the hidden states of all these texts, or of none if memory is too small."""
-        if (new := sum(state.nbytes for state in states)) <= self._remaining_bytes(
-            states[0].device, _SHARE
-        ):
+        n_bytes = sum(state.nbytes for state in states) + sum(map(len, names))
+        if n_bytes <= self._remaining_bytes(states[0].device, _SHARE):
             self._held.update(zip(names, states, strict=True))
-            self._bytes += new
+            self._bytes += n_bytes
 
     def _is_input_of_head(self, states: Any, logits: Tensor) -> bool:
         if not isinstance(states, Tensor) or states.ndim != 3 or len(states) != len(logits):

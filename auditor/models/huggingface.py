@@ -54,6 +54,7 @@ Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]
 Served = Literal["slots", "cache", "recompute"]
 
 # Parameter names of the cache in model families.
+_WEIGHTS_PER_STATES = 2  # bytes of weights for each byte of states in a bounded cache
 _BATCH_BYTES = 2**27  # of log-probabilities, if hidden states are cached for a while only
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
@@ -339,26 +340,35 @@ class HuggingFaceModel(LanguageModel):
         self._takes_positions = "position_ids" in accepted
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
-    def enable_hidden_state_cache(self, recent_bytes: int = RECENT_BYTES) -> None:
+    def enable_hidden_state_cache(
+        self, recent_bytes: int = RECENT_BYTES, max_bytes: int | None = None
+    ) -> None:
         """Cache the hidden states of all texts from now on. The weights must not change.
 
-        `recent_bytes` is passed to `HiddenStateCache`.
+        Both arguments are passed to `HiddenStateCache`.
         """
         if not self.activation:  # its effect on the beginning of a text depends on later tokens
-            self.seen = make_hidden_state_cache(self, recent_bytes)
+            self.seen = make_hidden_state_cache(self, recent_bytes, max_bytes)
 
     @contextmanager
-    def cache_hidden_states(self) -> Iterator[None]:
-        if self.seen is not None or not self._is_cacheable:
+    def cache_hidden_states(self, bounded: bool = False) -> Iterator[None]:
+        outer = self.seen
+        if not self._is_cacheable or (outer is not None and (bounded or not outer.is_bounded)):
             yield
             return
-        self.enable_hidden_state_cache(_BATCH_BYTES)
+        if bounded:
+            n_bytes = sum(weight.nbytes for weight in self.model.parameters())
+            self.enable_hidden_state_cache(0, n_bytes // _WEIGHTS_PER_STATES)
+        else:
+            self.enable_hidden_state_cache(_BATCH_BYTES)
+        if self.seen is not None and outer is not None:
+            self.seen.adopt_states(outer)
         try:
             yield
         finally:
             if self.seen is not None:
                 self._is_cacheable = self.seen.is_exact is not False
-            self.seen = None
+            self.seen = outer
 
     def read_ahead(
         self,
@@ -367,7 +377,8 @@ class HuggingFaceModel(LanguageModel):
         prefix_lengths: Sequence[int] | None = None,
     ) -> None:
         if self.seen is not None:
-            self.seen.read_ahead(texts, last, self.device, self.can_join_rows, prefix_lengths)
+            keys = self.can_join_rows and not self.seen.is_bounded
+            self.seen.read_ahead(texts, last, self.device, keys, prefix_lengths)
 
     def forget_batch(self) -> None:
         if self.seen is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -182,13 +182,18 @@ def _measure_audit(
         )
     )
     _prepare_engine(audit, targets, engine)
-    greedy = _measure_greedy_recall(audit, targets.undefended, engine, clock)
     records = list[TargetRecord]()
     findings = list[Finding]()
-    for target in targets.build_targets(clock):
-        records.append(
-            _measure_target(TargetRun(audit, target, targets, engine, collector), clock, findings)
-        )
+    with ExitStack() as stack:
+        undefended = targets.undefended.model
+        for model in (undefended, audit.site.public_model, audit.site.reference_model):
+            if model is not None and not engine.workers:  # workers read the texts
+                stack.enter_context(model.cache_hidden_states(True))
+        greedy = _measure_greedy_recall(audit, targets.undefended, engine, clock)
+        for target in targets.build_targets(clock):
+            target_run = TargetRun(audit, target, targets, engine, collector)
+            with target.model.cache_hidden_states(True):
+                records.append(_measure_target(target_run, clock, findings))
     collector.save_results(benchmark.secrets, benchmark.tokenizer)
     chains = CauseChains(audit.site, selection, collector)
     methods = {**registry.list_methods(), **selection.methods_by_name}
@@ -334,12 +339,9 @@ def _measure_greedy_recall(
 
     with clock.timed_stage("greedy recall"):
         if not guesses:
-            # [:-1]: no query follows the last token.
-            table = build_secret_table(secrets)
-            texts = table.texts
-            target.model.read_ahead(
-                replace(texts, lengths=texts.lengths - 1), table.lengths[:, 1].tolist()
-            )
+            # Held-out texts, which are longer, are read ahead when their losses are computed.
+            read_first = select_members(secrets) if audit.benchmark.heldout else secrets
+            scoring.read_texts_ahead(target.model, read_first)
         recall = audit.site.shared.get_or_make("greedy", audit.sweep_cache_key_of_answers, given)
     if recall[0]:
         audit.site.reporter.show_greedy_recall(recall[0])

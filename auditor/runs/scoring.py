@@ -9,7 +9,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, compress
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -132,6 +132,17 @@ def measure_nonmember_recall(
         return None
     hits = mark_greedy_hits(model, nonmembers, guesses, engine=engine)
     return intervals.measure_share(name_nonmember_metric("greedy"), hits)
+
+
+def read_texts_ahead(model: LanguageModel, secrets: Sequence[Secret]) -> None:
+    """Let the model read all texts of these secrets before their suffixes are scored."""
+    table = build_secret_table(secrets)
+    for start in range(0, len(table), _READ_AT_ONCE):
+        part = table[start : start + _READ_AT_ONCE]
+        texts = part.texts
+        # Without the last token, because no query follows it.
+        texts = replace(texts, lengths=texts.lengths - 1)
+        model.read_ahead(texts, part.lengths[:, 1].tolist())
 
 
 def make_score_keeper(audit: Audit, target: Target) -> Keep:

@@ -13,7 +13,7 @@ from torch import Tensor
 from auditor.core.nouns import Observation, Query, Secret
 from auditor.defenses.pmixed_model import EnsembleModel
 from auditor.defenses.uniform_mixing import UniformMixingModel
-from auditor.models import base
+from auditor.models import base, huggingface
 from auditor.models.decoding import GREEDY
 from auditor.models.ensemble import ModelEnsemble
 from auditor.models.hidden_states import HiddenStateCache
@@ -52,6 +52,52 @@ def test_texts_that_were_read_and_others_may_be_asked_for_together(model: Huggin
     before = traffic.tokens
     torch.testing.assert_close(model.log_probs(TEXTS, 4), plain)
     assert traffic.tokens - before == TEXTS[:2].numel()
+
+
+def use_cache_of_positions(monkeypatch: pytest.MonkeyPatch, model: HuggingFaceModel, n: int) -> int:
+    """Bound the cache to n positions of texts of 10 tokens, and return its bytes."""
+    weight = next(model.model.get_output_embeddings().parameters())
+    n_bytes = n * (weight.shape[-1] * weight.itemsize + 8)  # a token id of the key has 8 bytes
+    n_weights = sum(weight.nbytes for weight in model.model.parameters())
+    monkeypatch.setattr(huggingface, "_WEIGHTS_PER_STATES", n_weights / (n_bytes + 1))
+    return n_bytes
+
+
+def test_a_bounded_cache_holds_what_it_has_room_for(
+    model: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n_bytes = use_cache_of_positions(monkeypatch, model, 20)
+    plain = model.log_probs(TEXTS, 10)
+    with model.cache_hidden_states(True):
+        before = traffic.tokens
+        # Two of four texts fit. The last text is read when it is queried, and the third again.
+        model.read_ahead(list(map(tuple, TEXTS.tolist())), [10] * 4)
+        assert traffic.tokens - before == 20
+        for n_read in (40, 60):
+            torch.testing.assert_close(model.log_probs(TEXTS, 10), plain)
+            assert traffic.tokens - before == n_read
+        assert model.seen is not None and 0 < model.seen._bytes <= n_bytes
+        model.read_ahead(list(map(tuple, (TEXTS + 1).tolist())), [10] * 4)
+        assert traffic.tokens - before == 60  # there is no more room
+    assert model.seen is None
+
+
+def test_texts_queried_for_a_while_have_their_own_cache_in_a_bounded_one(
+    model: HuggingFaceModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_cache_of_positions(monkeypatch, model, 10)
+    plain = model.log_probs(TEXTS, 10)
+    with model.cache_hidden_states(True):
+        outer = model.seen
+        model.log_probs(TEXTS[:1], 10)
+        before = traffic.tokens
+        with model.cache_hidden_states():
+            for _ in range(2):
+                torch.testing.assert_close(model.log_probs(TEXTS, 10), plain)
+                assert traffic.tokens - before == 30  # all but what the run has read
+        with model.cache_hidden_states(True):
+            assert model.seen is outer
+        assert model.seen is outer
 
 
 def test_prompts_and_decoding_rows_are_answered_as_before(model: HuggingFaceModel) -> None:

@@ -18,7 +18,7 @@ from auditor.conclusions.outcomes import read_secret_values
 from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.core.result import AuditResult
-from auditor.models import self_check
+from auditor.models import huggingface, self_check
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.plugins import registry
 from auditor.plugins.benchmark import Benchmark
@@ -216,6 +216,32 @@ def test_each_record_is_read_once_and_completed_once(
     # what was read is not read again for it
     completed = (MEMBERS + nonmembers * OTHERS) * (TEXT + SUFFIX - 1)
     assert traffic.tokens - before == pytest.approx(completed, rel=0.1)
+
+
+def test_a_run_reads_each_record_once(
+    given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan, _ = planned(given)
+    plan = plan.with_fields(
+        attack=("membership", "extraction-probability"),
+        attack_options={"membership": {"lowercase": False, "score": "min_k_plus"}},
+        setting="white-box",
+    )
+    leave_self_check_uncounted(monkeypatch)
+
+    def run_audit_again(name: str) -> tuple[int, Numbers]:
+        before = traffic.tokens
+        folder = RunFolder.create(tmp_path / name, "quick", plan.to_json())
+        run_audit(plan_audit(Site(plan)), folder)
+        return traffic.tokens - before, numbers_of_each_record(tmp_path / name)
+
+    monkeypatch.setattr(huggingface, "_WEIGHTS_PER_STATES", 1e-3)
+    n_tokens, numbers = run_audit_again("once")
+    assert n_tokens <= (MEMBERS + OTHERS) * (TEXT + SUFFIX - 1)  # less what all texts begin with
+    monkeypatch.setattr(huggingface, "_WEIGHTS_PER_STATES", 1e9)
+    n_without_room, plain = run_audit_again("without room")
+    assert n_without_room > 2 * n_tokens
+    assert_same_numbers(numbers, plain)
 
 
 def test_it_stops_when_the_next_records_would_take_longer_than_is_left(
