@@ -53,7 +53,7 @@ class HiddenStateCache:
             `kept` trailing positions, (B, kept, V). If the list `layers` is given, it appends the
             keys and values of the texts to this list.
         recent_bytes: memory for log-probabilities that several callers query in turn.
-        max_bytes: memory for all else; None means a share of the free memory.
+        max_bytes: most memory for all else, if a share of the free memory is larger.
     """
 
     def __init__(
@@ -178,9 +178,10 @@ class HiddenStateCache:
 
     def _remaining_bytes(self, device: torch.device, share: int) -> int:
         """Return how many more bytes may be cached, so that all take 1/share of the free memory."""
+        n_bytes = measure_free_device_memory(device) // share
         if self._max_bytes is not None:
-            return self._max_bytes - self._bytes
-        return measure_free_device_memory(device) // share - self._bytes
+            n_bytes = min(n_bytes, self._max_bytes)
+        return n_bytes - self._bytes
 
     @torch.no_grad()
     def read_ahead(

@@ -80,6 +80,10 @@ def test_a_bounded_cache_holds_what_it_has_room_for(
         model.read_ahead(list(map(tuple, (TEXTS + 1).tolist())), [10] * 4)
         assert traffic.tokens - before == 60  # there is no more room
     assert model.seen is None
+    monkeypatch.setattr("auditor.models.hidden_states.measure_free_device_memory", lambda device: 0)
+    with model.cache_hidden_states(True):
+        torch.testing.assert_close(model.log_probs(TEXTS, 10), plain)
+        assert model.seen is not None and model.seen._bytes == 0
 
 
 def test_texts_queried_for_a_while_have_their_own_cache_in_a_bounded_one(
