@@ -67,6 +67,7 @@ class SingleFlags:
     estimate: bool = False
 
 
+_MANY = 10_000  # records whose memory is worth a second
 _ONE_ONLY = {
     "gate": "--gate judges a single run, got a grid of runs; gate them one by one",
     "reveal": "--reveal shows the text of a single run, got a grid of runs; audit report RUN "
@@ -331,6 +332,7 @@ def print_plan_audit(
         limit: time limit of queries; if set, the records most at risk come first, and intermediate
             results are printed.
     """
+    from auditor.models.memory import release_unused_memory
     from auditor.records.remarks import write_command_remarks
     from auditor.reports import coverage, files
     from auditor.runs import quick_check
@@ -363,6 +365,8 @@ def print_plan_audit(
                 is_check=limit is not None or remarks is not None,
             )
             del site  # models and data, which no report needs
+            if result.benchmark.members > _MANY:
+                release_unused_memory()
             files.write_run_reports(folder.path, result, reveal)
         except (AuditError, OSError):
             # Keep the folder at Ctrl-C: --resume continues it.

@@ -3,6 +3,7 @@ cannot take."""
 
 from __future__ import annotations
 
+import gc
 import json
 from pathlib import Path
 
@@ -10,8 +11,10 @@ import pytest
 
 from auditor.cli import run_command_line
 from auditor.core.secret_randomness import make_keyed_generator
+from auditor.core.secret_table import SecretTable
 from auditor.models.shards import write_shard_record_list
 from auditor.plugins.probe import Probe
+from auditor.runs.site import Site
 from tests.conftest import check_command, fits_schema, save_tiny, tiny
 
 Said = pytest.CaptureFixture[str]
@@ -89,6 +92,23 @@ def test_a_run_is_kept_gated_and_paired(given: Path, tmp_path: Path, capsys: Sai
         "How well each score separates members"
         in (tmp_path / "runs" / "a" / "report.html").read_text()
     )
+
+
+def test_no_secrets_are_in_memory_while_the_report_is_written(
+    given: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+
+    def look() -> None:
+        gc.collect()
+        kept.append([found for found in gc.get_objects() if type(found) in (SecretTable, Site)])
+
+    before = {id(found) for found in gc.get_objects()}
+    monkeypatch.setattr("auditor.commands.run._MANY", 0)
+    monkeypatch.setattr("auditor.models.memory.release_unused_memory", look)
+    assert run(given, "runs/freed") == 0
+    (held,) = kept
+    assert {id(found) for found in held} <= before
 
 
 def test_a_number_that_the_kept_scores_do_not_give_fails_every_gate(
