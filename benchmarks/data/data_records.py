@@ -1,22 +1,35 @@
-"""Represent the usable rows of a file as records, and list the unusable rows by reason."""
+"""Represent the usable rows of a file as records, and list the unusable rows by reason.
+
+Records are kept as columns, which take a third of the memory of an object for each record.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.columns import UnreadRows
 from auditor.benchmarks.data.cut_places import CutPlace
-from auditor.core.nouns import Tokens, Wording
+from auditor.core.arrays import Bools, Ints, Strings
+from auditor.core.nouns import Secret, Tokens, Wording
 from auditor.core.result import RecordCounts
+from auditor.core.secret_table import STRINGS, SecretTable, build_secret_table
 
 BY_LIMIT = "beyond --limit"
 AUXILIARY = "known to the attacker as auxiliary data"
+# fields of a record that its secret lacks
+_NUMBERS = ("row", "part", "n_shared", "n_context", "answer_tokens", "system_length")
+_WHOLE = -1  # represents None in the column of parts
+_AT_ONCE = 4096  # records that are objects at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +113,130 @@ class DataRecord:
         return self.compared_tokens[max(0, self.n_shared - begin) :]
 
 
+@dataclass(frozen=True, eq=False)
+class DataRecordTable(Sequence[DataRecord]):
+    """Records as columns. A `DataRecord` is made only when it is asked for.
+
+    Args:
+        secrets: the records' prefixes, suffixes and wordings; `at` is the field `suffix_start`.
+        numbers: fields of all records, (records,) each, keyed by name; -1 for the part of a whole
+            row.
+        row_texts: (records,) fields `row_text`.
+    """
+
+    secrets: SecretTable
+    numbers: Mapping[str, NDArray[np.int32]]
+    row_texts: Strings
+
+    def __len__(self) -> int:
+        return len(self.secrets)
+
+    @overload
+    def __getitem__(self, place: int) -> DataRecord: ...
+
+    @overload
+    def __getitem__(self, place: slice | Ints | Bools) -> DataRecordTable: ...
+
+    def __getitem__(self, place: int | slice | Ints | Bools) -> DataRecord | DataRecordTable:
+        if isinstance(place, slice | np.ndarray):
+            numbers = {name: column[place] for name, column in self.numbers.items()}
+            return DataRecordTable(self.secrets[place], numbers, self.row_texts[place])
+        place = range(len(self))[place]
+        return next(iter(self[place : place + 1]))
+
+    def __iter__(self) -> Iterator[DataRecord]:
+        return self.make_records(np.arange(len(self)))
+
+    def make_records(self, places: Ints) -> Iterator[DataRecord]:
+        """Yield the records at these indices, (records,)."""
+        for begin in range(0, len(places), _AT_ONCE):
+            part = self[places[begin : begin + _AT_ONCE]]
+            numbers = zip(*(column.tolist() for column in part.numbers.values()), strict=True)
+            yield from map(_make_record, part.secrets, part.row_texts.tolist(), numbers)
+
+    @property
+    def rows(self) -> NDArray[np.int32]:
+        """Row number of each record, (records,)."""
+        return self.numbers["row"]
+
+    @property
+    def distinct_rows(self) -> list[int]:
+        """Row numbers, each once, in the order of the records."""
+        return list(dict.fromkeys(self.rows.tolist()))
+
+    @cached_property
+    def digests(self) -> NDArray[np.void]:
+        """The digest of each record, (records,)."""
+        pairs = map(digest_pair, self.secrets.prefixes, self.secrets.suffixes)
+        return np.frombuffer(b"".join(pairs), "V16")
+
+    @property
+    def has_own_tokens(self) -> Bools:
+        """True for each record that has `own_tokens`, (records,)."""
+        n_prefix, n_suffix = self.secrets.lengths.T
+        n_context = self.numbers["n_context"]
+        begins = self.secrets.find_column("at") - n_prefix + n_context  # in the row
+        n_shared = np.where(self.numbers["n_shared"], self.numbers["n_shared"] - begins, 0)
+        return n_prefix + n_suffix - n_context > np.maximum(0, n_shared)
+
+    def replace_columns(self, **columns: NDArray[Any]) -> DataRecordTable:
+        """Return the records with other repeats, groups or users, (records,) each."""
+        return replace(
+            self, secrets=replace(self.secrets, columns={**self.secrets.columns, **columns})
+        )
+
+
+def _make_record(secret: Secret, row_text: str, numbers: tuple[int, ...]) -> DataRecord:
+    row, part, n_shared, n_context, answer_tokens, system_length = numbers
+    n_prefix, n_suffix = secret.lengths
+    return DataRecord(
+        row,
+        secret.tokens,
+        CutPlace(0, n_prefix, n_prefix + n_suffix),
+        secret.repeats,
+        secret.group,
+        secret.wording,
+        None if part == _WHOLE else part,
+        secret.at,
+        secret.user,
+        n_shared,
+        n_context,
+        row_text,
+        answer_tokens,
+        system_length,
+    )
+
+
+def build_data_record_table(records: Iterable[DataRecord]) -> DataRecordTable:
+    """Return the records as a table. A table is returned unchanged."""
+    if isinstance(records, DataRecordTable):
+        return records
+    numbers: dict[str, Any] = {name: array("i") for name in _NUMBERS}
+    row_texts: list[str] = []
+
+    def list_secrets() -> Iterator[Secret]:
+        for record in records:
+            for name, column in numbers.items():
+                number = getattr(record, name)
+                column.append(_WHOLE if number is None else number)
+            row_texts.append(record.row_text)
+            yield Secret(
+                "",
+                record.prefix,
+                record.suffix,
+                record.repeats,
+                group=record.group,
+                wording=record.wording,
+                at=record.suffix_start,
+                user=record.user,
+            )
+
+    secrets = build_secret_table(list_secrets())
+    for name in _NUMBERS:
+        numbers[name] = np.array(numbers[name], np.int32)
+    return DataRecordTable(secrets, numbers, np.array(row_texts, STRINGS))
+
+
 @dataclass(frozen=True)
 class RecordSource:
     """Hold the records of a file or folder, and the rows that gave no record.
@@ -116,7 +253,7 @@ class RecordSource:
     """
 
     label: str
-    records: tuple[DataRecord, ...]
+    records: Sequence[DataRecord]
     unusable: tuple[tuple[int, str], ...] = ()
     notes: tuple[str, ...] = ()
     part_noun: str = "part"
@@ -128,17 +265,22 @@ class RecordSource:
     counts_occurrences: bool = False
 
     @cached_property
+    def table(self) -> DataRecordTable:
+        return build_data_record_table(self.records)
+
+    @property
     def usable_rows(self) -> set[int]:
         """The rows with a record, and the usable rows that are not attacked."""
-        return {record.row for record in self.records}.union(*self.not_attacked.values())
+        return set(self.table.rows.tolist()).union(*self.not_attacked.values())
 
     @property
     def left_out(self) -> dict[str, list[int]]:
         """The distinct rows without any usable part, keyed by reason."""
         # Reversed, so that the first reason of a row stays.
         first_reasons = {}
+        usable_rows = self.usable_rows
         for row, reason in reversed(self.unusable):
-            if row not in self.usable_rows:
+            if row not in usable_rows:
                 first_reasons[row] = reason
         return _group_rows_by_reason(sorted(first_reasons.items()))
 
@@ -148,8 +290,9 @@ class RecordSource:
 
         A row is listed once for each unusable part.
         """
+        usable_rows = self.usable_rows
         return _group_rows_by_reason(
-            [(row, reason) for row, reason in self.unusable if row in self.usable_rows]
+            [(row, reason) for row, reason in self.unusable if row in usable_rows]
         )
 
     def count_records(
@@ -157,7 +300,7 @@ class RecordSource:
         left_out: Mapping[str, int],
         n_known: int,
         n_candidates: int,
-        attacked: Sequence[DataRecord],
+        attacked: DataRecordTable,
     ) -> RecordCounts:
         """Return the counts of this source's rows.
 
@@ -169,7 +312,7 @@ class RecordSource:
         """
         left_out_rows = self.left_out
         all_left_out = _count_rows(left_out_rows) | +Counter(left_out)
-        audited_rows = {record.row for record in attacked}
+        audited_rows = set(attacked.rows.tolist())
         n_beyond_limit = n_candidates - len(audited_rows)
         n_rows = len(self.usable_rows.union(*left_out_rows.values()))
         if self.unread is not None:
@@ -184,8 +327,9 @@ class RecordSource:
         if tokens:
             attacked_tokens = _count_attacked_tokens(attacked)
         context_tokens = 0
-        if any(record.suffix_start > record.n_prefix for record in attacked):
-            context_tokens = max(record.n_prefix for record in attacked)
+        n_prefix = attacked.secrets.lengths[:, 0]
+        if (attacked.secrets.find_column("at") > n_prefix).any():
+            context_tokens = int(n_prefix.max())
         return RecordCounts(
             *(n_rows, len(audited_rows), copies, all_left_out, by_rule, parts),
             *(tokens, attacked_tokens, context_tokens),
@@ -215,14 +359,15 @@ def _count_rows(rows_by_reason: Mapping[str, Sequence[int]]) -> dict[str, int]:
     return {reason: len(rows) for reason, rows in rows_by_reason.items()}
 
 
-def _count_attacked_tokens(records: Iterable[DataRecord]) -> int:
+def _count_attacked_tokens(records: DataRecordTable) -> int:
     """Count the tokens in suffixes; a token in overlapping windows counts once."""
     covered = 0
     last = (-1, 0)  # row and end
-    for record in sorted(records, key=lambda record: (record.row, record.suffix_start)):
-        begin = record.suffix_start
-        if record.row == last[0]:
-            begin = max(begin, last[1])
-        last = (record.row, max(begin, record.suffix_start + record.n_suffix))
+    starts = records.secrets.find_column("at")
+    order = np.lexsort((starts, records.rows))
+    columns = (records.rows, starts, starts + records.secrets.lengths[:, 1])
+    for row, start, end in zip(*(column[order].tolist() for column in columns), strict=True):
+        begin = max(start, last[1]) if row == last[0] else start
+        last = (row, max(begin, end))
         covered += last[1] - begin
     return covered

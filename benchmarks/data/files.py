@@ -8,6 +8,7 @@ columns, never their content.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,9 @@ from auditor.benchmarks.data.cut_places import TextLengths
 from auditor.benchmarks.data.cutting import Cutting
 from auditor.benchmarks.data.data_records import (
     DataRecord,
+    DataRecordTable,
     RecordSource,
+    build_data_record_table,
 )
 from auditor.benchmarks.data.large_tables import (
     LARGE,
@@ -48,7 +51,7 @@ from auditor.benchmarks.data.words import (
 )
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Secret, Tokens
+from auditor.core.nouns import Mark, Secret, Tokens
 from auditor.core.plan_parts import DataPlan
 from auditor.models.trained_length import TrainedLength
 from auditor.plugins.benchmark import Benchmark
@@ -137,16 +140,17 @@ class Files(Benchmark):
         user_columns = list(reader.named_columns("--data").values())
         self.unread_columns = table.list_unread_text_columns(user_columns)
         members = _build_record_source("--data", table, cut, reader)
+        has_answers = table.layout != columns.PLAIN[0]
+        del table  # the split needs no texts
         sources = _read_other_sources(members, self._files, cut, reader)
         if "--nonmembers" in sources:
-            nonmember_source = drop_member_copies(
-                sources["--nonmembers"], members, has_answers=table.layout != columns.PLAIN[0]
-            )
+            nonmember_source = drop_member_copies(sources["--nonmembers"], members, has_answers)
             if not lengths.are_given:
                 nonmember_source, self.doubts = match_nonmember_lengths(
                     nonmember_source, members, split
                 )
             sources["--nonmembers"] = nonmember_source
+        members = sources["--data"] = replace(members, texts=())
         counts = split_records_into_benchmark(self, sources, split, "row")
         self.description = f"{Path(data).name if Path(data).exists() else data}: {counts}"
         self.form = members.form
@@ -275,31 +279,34 @@ def _build_record_source(
     is_member = [False] * table.rows
     if flag == "--nonmembers" and members is not None:
         is_member = np.isin(table.hash_rows(), members.row_hashes).tolist()
-    records: list[DataRecord] = []
+    marks = table.list_personal_data_marks()
     unusable: list[tuple[int, str]] = []  # the row of each unusable part, and the reason
-    for row, part in parts:
-        if isinstance(part, str):
-            unusable.append((row, part))
-        elif is_member[row]:
-            unusable.append((row, ALSO_MEMBER))
-        else:
-            group = groups[row] or part.group
-            records.append(replace(part, repeats=repeats[row], group=group, user=users[row]))
+
+    def list_usable_records() -> Iterator[DataRecord]:
+        for row, part in parts:
+            if isinstance(part, str):
+                unusable.append((row, part))
+            elif is_member[row]:
+                unusable.append((row, ALSO_MEMBER))
+            else:
+                group = groups[row] or part.group
+                record = replace(part, repeats=repeats[row], group=group, user=users[row])
+                yield _add_personal_data_marks(record, marks[row])
+
+    records = build_data_record_table(list_usable_records())
     # `counts` is complete now.
     counts_occurrences = (
         flag == "--data" and columns.REPEATS not in table.columns and table.unread is None
     )
     if counts_occurrences:
-        _set_copy_counts(records, counts.texts)
-    if columns.PII in table.columns:
-        records = _add_personal_data_marks(records, table)
+        records = _set_copy_counts(records, counts.texts)
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
     notes = [*table.list_split_notes(), f"{table.label}: {rule}"]
     for why, count in counts.remarks.items():
         notes.append(f"{table.label}: {why} ({format_count(count, row_noun)})")
     texts = counts.texts if flag == "--data" else ()
     source = RecordSource(
-        *(table.label, tuple(records), tuple(unusable), tuple(notes)),
+        *(table.label, records, tuple(unusable), tuple(notes)),
         *(part_noun, form, counts.row_tokens, texts),
         counts_occurrences=counts_occurrences,
     )
@@ -345,12 +352,11 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
         f"{len(unread.rows):,} of the {n_distinct:,} distinct {noun}s was tokenised, since --limit "
         "attacks fewer"
     )
-    records = []
-    for record in source.records:
-        records.append(replace(record, row=unread.rows[record.row]))
+    records = source.table
+    rows = np.array(unread.rows, np.int32)[records.rows]
     return replace(
         source,
-        records=tuple(records),
+        records=replace(records, numbers={**records.numbers, "row": rows}),
         unusable=tuple((unread.rows[row], reason) for row, reason in source.unusable),
         row_tokens={unread.rows[row]: n for row, n in source.row_tokens.items()},
         notes=(*source.notes, note),
@@ -395,7 +401,7 @@ def _count_heldout_context(secrets: Sequence[Secret], has_answers: bool) -> tupl
     return () if documents <= {None} else tuple(counts)
 
 
-def _set_copy_counts(records: list[DataRecord], texts: Sequence[str]) -> None:
+def _set_copy_counts(records: DataRecordTable, texts: Sequence[str]) -> DataRecordTable:
     """Set the repeats of each record: how often `texts` contain its compared text.
 
     If several records are equal, the first gets all occurrences and the others get 0, because a
@@ -413,30 +419,27 @@ def _set_copy_counts(records: list[DataRecord], texts: Sequence[str]) -> None:
         is_inside = is_occurrence_end_inside_word(wording.suffix, wording.after[:1])
         searched[text] = searched.get(text, True) and not is_inside
     n_by_text = count_text_occurrences(searched, texts)
+    del searched
     counted_before = set()
-    for i, record in enumerate(records):  # in place: two lists of records take much memory
+    repeats = array("q")
+    for record in records:
         text = record.compared_text
-        repeats = n_by_text[text]
+        n_repeats = n_by_text[text]
         if text in texts_of_several:
             key = (record.digest, text)
             if key in counted_before:
-                repeats = 0
+                n_repeats = 0
             counted_before.add(key)
-        records[i] = replace(record, repeats=repeats)
+        repeats.append(n_repeats)
+    return records.replace_columns(repeats=np.array(repeats, np.int64))
 
 
-def _add_personal_data_marks(records: Sequence[DataRecord], table: DataTable) -> list[DataRecord]:
-    """Return the records with the personal data that the table marks in their rows.
-
-    Raise AuditError if a marked text does not occur in the row.
-    """
-    marks_of_rows = table.list_personal_data_marks()
-    marked = []
-    for record in records:
-        assert record.wording is not None
-        wording = replace(record.wording, marks=marks_of_rows[record.row])
-        marked.append(replace(record, wording=wording))
-    return marked
+def _add_personal_data_marks(record: DataRecord, marks: Sequence[Mark]) -> DataRecord:
+    """Return the record with the personal data that the table marks in its row."""
+    if not marks:
+        return record
+    assert record.wording is not None
+    return replace(record, wording=replace(record.wording, marks=tuple(marks)))
 
 
 def read_training_rows(

@@ -8,8 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from auditor.benchmarks.data.cut_places import LEAST_SUFFIX
-from auditor.benchmarks.data.data_records import DataRecord, RecordSource
+from auditor.benchmarks.data.data_records import DataRecord, DataRecordTable, RecordSource
 from auditor.benchmarks.data.splitting import SplitOptions
 from auditor.benchmarks.data.words import (
     count_text_occurrences,
@@ -43,11 +45,11 @@ def drop_member_copies(
 
     has_answers: whether the attacked texts are answers to questions.
     """
-    digests = {record.digest for record in members.records}
+    is_copy = np.isin(nonmembers.table.digests, members.table.digests).tolist()
     words_of_record = []
-    for record in nonmembers.records:
+    for record, is_equal in zip(nonmembers.table, is_copy, strict=True):
         words = ""
-        if record.wording is not None and record.digest not in digests:
+        if record.wording is not None and not is_equal:
             words = _normalise_record_words(record.text_without_system, record.wording.after)
         words_of_record.append(words)
     # An occurrence need not end at the end of a word: the space after a complete word is in the
@@ -56,23 +58,26 @@ def drop_member_copies(
     counts = count_text_occurrences(searched, members.texts, _pad_text_words)
     answers = set[str]()
     if has_answers:
-        answers = _list_own_answers(members.records)
-    records = []
+        answers = _list_own_answers(members.table)
+    is_usable = []
     unusable = list(nonmembers.unusable)
-    for record, words in zip(nonmembers.records, words_of_record, strict=True):
+    for record, words in zip(nonmembers.table, words_of_record, strict=True):
+        reason = ""
         if counts.get(words):
-            unusable.append((record.row, STANDS_IN_MEMBER))
+            reason = STANDS_IN_MEMBER
         elif words and _normalise_answer(record) in answers:
-            unusable.append((record.row, ANSWER_OF_MEMBER))
-        else:
-            records.append(record)
-    if nonmembers.records and not records:
+            reason = ANSWER_OF_MEMBER
+        is_usable.append(not reason)
+        if reason:
+            unusable.append((record.row, reason))
+    if is_usable and not any(is_usable):
         reasons = " or ".join(sorted(set(map(operator.itemgetter(1), unusable))))
         raise AuditError(
             f"nothing is left of {nonmembers.label}: every row {reasons}; expected records that "
             "were not trained on"
         )
-    return replace(nonmembers, records=tuple(records), unusable=tuple(unusable))
+    records = nonmembers.table[np.array(is_usable, np.bool_)]
+    return replace(nonmembers, records=records, unusable=tuple(unusable))
 
 
 def _list_own_answers(members: Sequence[DataRecord]) -> set[str]:
@@ -128,8 +133,8 @@ def match_nonmember_lengths(
     differ beyond chance (chi-square, 1%). If at most half of the non-members would remain, all are
     kept. A `Doubt` then warns that members and non-members differ in length.
     """
-    bands = _group_length_bands(nonmembers.records)
-    member_rows = _group_length_bands(members.records)
+    bands = _group_length_bands(nonmembers.table)
+    member_rows = _group_length_bands(members.table)
     sizes = {band: len(rows) for band, rows in member_rows.items()}
     nonmember_sizes = {band: len(rows) for band, rows in bands.items()}
     if not _has_unlike_lengths(sizes, nonmember_sizes):
@@ -177,40 +182,37 @@ def _has_unlike_lengths(members: Mapping[int, int], nonmembers: Mapping[int, int
 
 def _select_matched_rows(source: RecordSource, matched_rows: set[int], note: str) -> RecordSource:
     """Keep the records of these rows and of the rows that equal them."""
-    first_rows = _find_first_equal_rows(source.records)
-    records = []
-    unmatched = dict[int, None]()  # an ordered set
-    for record in source.records:
-        if first_rows[record.row] in matched_rows:
-            records.append(record)
-        else:
-            unmatched[record.row] = None
+    first_rows = _find_first_equal_rows(source.table)
+    rows = source.table.rows.tolist()
+    is_kept = np.array([first_rows[row] in matched_rows for row in rows], np.bool_)
+    unmatched = source.table[~is_kept].distinct_rows
     return replace(
         source,
-        records=tuple(records),
+        records=source.table[is_kept],
         notes=(*source.notes, note),
         not_attacked={**source.not_attacked, UNMATCHED: tuple(unmatched)},
     )
 
 
-def _group_length_bands(records: Sequence[DataRecord]) -> dict[int, list[int]]:
+def _group_length_bands(records: DataRecordTable) -> dict[int, list[int]]:
     """Return the distinct rows in each band of lengths, keyed by the band's number."""
     first_rows = _find_first_equal_rows(records)
     tokens: dict[int, int] = {}
-    for record in records:
-        if first_rows[record.row] == record.row:
-            tokens[record.row] = tokens.get(record.row, 0) + record.n_suffix
+    n_suffix = records.secrets.lengths[:, 1].tolist()
+    for row, count in zip(records.rows.tolist(), n_suffix, strict=True):
+        if first_rows[row] == row:
+            tokens[row] = tokens.get(row, 0) + count
     bands: dict[int, list[int]] = {}
     for row, count in tokens.items():
         bands.setdefault(count.bit_length(), []).append(row)
     return bands
 
 
-def _find_first_equal_rows(records: Sequence[DataRecord]) -> dict[int, int]:
+def _find_first_equal_rows(records: DataRecordTable) -> dict[int, int]:
     """Map each row to the first row with equal parts, which may be the row itself."""
     digests_of_rows: dict[int, list[bytes]] = {}
-    for record in records:
-        digests_of_rows.setdefault(record.row, []).append(record.digest)
+    for row, digest in zip(records.rows.tolist(), records.digests.tolist(), strict=True):
+        digests_of_rows.setdefault(row, []).append(digest)
     first_rows: dict[tuple[bytes, ...], int] = {}
     return {
         row: first_rows.setdefault(tuple(digests), row) for row, digests in digests_of_rows.items()

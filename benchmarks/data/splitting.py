@@ -5,31 +5,34 @@ Messages name rows by number and never quote their text.
 
 from __future__ import annotations
 
-import operator
 from array import array
 from collections import Counter
 from collections.abc import (
     Callable,
     Collection,
-    Container,
-    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 
-from auditor.benchmarks.data.data_records import DataRecord, RecordSource
-from auditor.core.arrays import Ints
+from auditor.benchmarks.data.data_records import (
+    DataRecord,
+    DataRecordTable,
+    RecordSource,
+    build_data_record_table,
+)
+from auditor.core.arrays import Bools, Ints
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, Secret
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import RecordCounts
 from auditor.core.secret_randomness import make_keyed_generator
-from auditor.core.secret_table import build_secret_table
+from auditor.core.secret_table import UNKNOWN, build_secret_table
 from auditor.plugins.benchmark import Benchmark
 from auditor.statistics import people
 from auditor.statistics.extraction import format_copies
@@ -113,34 +116,31 @@ def split_records_into_benchmark(
         known_records = _list_distinct_records(known)
         attacked = _list_unknown_members(members, unique, known, known_records, lost, notes)
     if nonmembers is not None:
-        unseen, n_dropped = _select_untrained_nonmembers(
-            nonmembers, (*unique, *known_records), notes
-        )
-    copies = {row: copies_of_all[row] for row in _list_distinct_row_numbers(attacked)}
-    members_in_order = _select_members(attacked, lost, copies, split, notes)
+        unseen, n_dropped = _select_untrained_nonmembers(nonmembers, (unique, known_records), notes)
+    copies = {row: copies_of_all[row] for row in attacked.distinct_rows}
     n_known = len(copies_of_all) - len(copies)
     del copies_of_all  # a tenth of a large file's memory
+    members_in_order = _select_members(attacked, lost, copies, split, notes)
     counts = {"members": _count_members(members, members_in_order, n_known, copies)}
-    others_in_order: list[DataRecord] = []
+    others_in_order = members_in_order[:0]
     if nonmembers is not None:
-        others_in_order = _select_copied_rows(unseen, {}, "non-member", split, notes)
-        n_unseen = len(_list_distinct_row_numbers(unseen))
+        others_in_order = unseen[_select_copied_rows(unseen, {}, "non-member", split, notes)]
+        n_unseen = len(unseen.distinct_rows)
         counts["nonmembers"] = nonmembers.count_records(n_dropped, 0, n_unseen, others_in_order)
-    # Copies: a few tuples among those of all records would keep the memory of all.
-    known_table = build_secret_table(Secret("", r.prefix, r.suffix) for r in known_records)
-    benchmark.known = tuple(map(Pair, known_table.prefixes, known_table.suffixes))
+    known_texts = known_records.secrets
+    benchmark.known = tuple(map(Pair, known_texts.prefixes, known_texts.suffixes))
     benchmark.notes = tuple(notes)
     benchmark.record_counts = counts
     _set_attacked_records(benchmark, label, members, members_in_order, others_in_order, copies)
     benchmark.forgotten = frozenset(
-        _get_record_id(label, record) for record in members_in_order if record.row in lost
+        _get_record_id(label, record) for record in _partition_rows(members_in_order, lost)[1]
     )
     return _describe_numbers(members_in_order, known_records, others_in_order)
 
 
 def _count_members(
     source: RecordSource,
-    attacked: Sequence[DataRecord],
+    attacked: DataRecordTable,
     n_known: int,
     copies: Mapping[int, int | None],
 ) -> RecordCounts:
@@ -153,29 +153,30 @@ def _count_members(
 
 
 def _select_members(
-    attacked: Sequence[DataRecord],
-    lost: Container[int],
+    attacked: DataRecordTable,
+    lost: Collection[int],
     copies: Mapping[int, int | None],
     split: SplitOptions,
     notes: list[str],
-) -> list[DataRecord]:
+) -> DataRecordTable:
     """Return the members within the limit, in the order of attack. lost: rows to forget."""
-    retained, gone = _partition_rows(attacked, lost)
-    if not gone:
-        return _select_copied_rows(retained, copies, "member", split, notes)
+    is_lost = _find_rows(attacked, lost)
+    if not is_lost.any():
+        return attacked[_select_copied_rows(attacked, copies, "member", split, notes)]
     # Limited separately: a joint sample might hold too few records to forget.
-    return [
-        *_select_copied_rows(retained, copies, "retained member", split, notes),
-        *_select_copied_rows(gone, copies, "member to forget", split, notes),
-    ]
+    orders = []
+    for side, noun in ((~is_lost, "retained member"), (is_lost, "member to forget")):
+        order = _select_copied_rows(attacked[side], copies, noun, split, notes)
+        orders.append(np.flatnonzero(side)[order])
+    return attacked[np.concatenate(orders)]
 
 
 def _set_attacked_records(
     benchmark: Benchmark,
     label: str,
     source: RecordSource,
-    members: Sequence[DataRecord],
-    nonmembers: Sequence[DataRecord],
+    members: DataRecordTable,
+    nonmembers: DataRecordTable,
     copies: Mapping[int, int | None],
 ) -> None:
     """Set the secrets, the held-out texts and the order of attack.
@@ -187,45 +188,47 @@ def _set_attacked_records(
     other_order = _order_file_records(nonmembers)
 
     def build_secrets() -> Iterator[Secret]:
-        for i in member_order:
-            record = members[i]
+        for record in members.make_records(member_order):
             yield _build_record_secret(
                 label, record, record.repeats, True, is_trained(record.user), copies[record.row]
             )
-        for i in other_order:
-            record = nonmembers[i]
+        for record in nonmembers.make_records(other_order):
             yield _build_record_secret("nonmember", record, 0, False, is_trained(record.user))
 
     benchmark.secrets = build_secret_table(build_secrets())
     # The inverse of an order: the position of each record in the file.
     places = (np.argsort(member_order), len(members) + np.argsort(other_order))
-    benchmark.asking_order = array("q", np.concatenate(places).tolist())
+    benchmark.asking_order = array("q", np.concatenate(places).tobytes())
     benchmark.heldout = benchmark.secrets[len(members) :].texts
 
 
+def _find_rows(records: DataRecordTable, rows: Collection[int]) -> Bools:
+    """Return whether each record's row is in `rows`, (records,)."""
+    return np.isin(records.rows, np.fromiter(rows, np.int64, len(rows)))
+
+
 def _partition_rows(
-    records: Sequence[DataRecord], rows: Container[int]
-) -> tuple[list[DataRecord], list[DataRecord]]:
-    """Return two lists: first the records of rows not in `rows`, then those of rows in `rows`."""
-    others: list[DataRecord] = []
-    records_of_rows: list[DataRecord] = []
-    for record in records:
-        (records_of_rows if record.row in rows else others).append(record)
-    return others, records_of_rows
+    records: DataRecordTable, rows: Collection[int]
+) -> tuple[DataRecordTable, DataRecordTable]:
+    """Return two tables: first the records of rows not in `rows`, then those of rows in `rows`."""
+    is_listed = _find_rows(records, rows)
+    if not is_listed.any():  # no second table of all records
+        return records, records[:0]
+    return records[~is_listed], records[is_listed]
 
 
 def _draw_known_records(
-    unique: Sequence[DataRecord],
+    unique: DataRecordTable,
     lost: set[int],
     copies: Mapping[int, int | None],
     split: SplitOptions,
     notes: list[str],
-) -> tuple[list[DataRecord], list[DataRecord]]:
+) -> tuple[DataRecordTable, DataRecordTable]:
     """Draw known records from the distinct members; return known and attacked records.
 
     lost: row numbers of records to forget, which are attacked.
     """
-    rows = _list_distinct_row_numbers(_partition_rows(unique, lost)[0])
+    rows = _partition_rows(unique, lost)[0].distinct_rows
     in_random_order = [rows[i] for i in split.draw_order("known", len(rows))]
     # A stable sort, fewest copies first: frequent records leak first, so attack them instead of
     # using them as known records.
@@ -239,23 +242,20 @@ def _draw_known_records(
 
 def _list_unknown_members(
     members: RecordSource,
-    unique: Sequence[DataRecord],
+    unique: DataRecordTable,
     known: RecordSource,
-    known_records: Sequence[DataRecord],
+    known_records: DataRecordTable,
     lost: set[int],
     notes: list[str],
-) -> list[DataRecord]:
+) -> DataRecordTable:
     """Return the members that the attacker does not know, which are attacked.
 
     unique: distinct members; lost: row numbers of records to forget. Raise AuditError if a record
     to forget is known, or if no member is left.
     """
-    digests = {record.digest for record in known_records}
-    unknown: list[DataRecord] = []
-    shared: list[DataRecord] = []
-    for record in unique:
-        (shared if record.digest in digests else unknown).append(record)
-    if twice := [record.row for record in shared if record.row in lost]:
+    is_shared = np.isin(unique.digests, known_records.digests)
+    shared = unique[is_shared]
+    if twice := _partition_rows(shared, lost)[1].rows.tolist():
         raise AuditError(
             f"expected {known.label} without the records to be forgotten, got {len(twice)} records "
             f"of {members.label} that are in both ({format_row_numbers(twice)})"
@@ -271,15 +271,15 @@ def _list_unknown_members(
         notes.append(
             f"left out {format_count(len(shared), 'member')} identical to an auxiliary record"
         )
-    return unknown
+    return unique[~is_shared]
 
 
-def _list_forgotten_rows(forget: RecordSource, members: Sequence[DataRecord]) -> set[int]:
+def _list_forgotten_rows(forget: RecordSource, members: DataRecordTable) -> set[int]:
     """Return the row numbers of the records to forget, in the file of members.
 
     Raise AuditError if a record to forget is not a member.
     """
-    row_of = {record.digest: record.row for record in members}
+    row_of = dict(zip(members.digests.tolist(), members.rows.tolist(), strict=True))
     rows = set()
     missing = set()
     for record in _require_usable_source_records(forget):
@@ -330,15 +330,15 @@ def _build_record_secret(
 
 
 def _find_trained_users(
-    members: RecordSource, attacked_records: Sequence[DataRecord]
+    members: RecordSource, attacked_records: DataRecordTable
 ) -> Callable[[str | None], bool]:
     """Return a function that tells whether any of a user's records, known or not, was trained on.
 
     Records that the attacker knows count too. Raise AuditError if the attacked records belong to
     fewer than `people.LEAST` people.
     """
-    trained = {record.user for record in members.records} - {None}
-    attacked = {record.user for record in attacked_records} - {None}
+    trained = set(members.table.secrets.find_column("user").tolist()) - {None}
+    attacked = set(attacked_records.secrets.find_column("user").tolist()) - {None}
     if trained and len(attacked) < people.LEAST:
         raise AuditError(
             f"{members.label}: expected attacked records of at least {people.LEAST} people, to say "
@@ -354,35 +354,38 @@ def _find_trained_users(
     return is_trained
 
 
-def merge_duplicate_data_records(records: Iterable[DataRecord]) -> list[DataRecord]:
+def merge_duplicate_records(records: DataRecordTable) -> DataRecordTable:
     """Return one record for each distinct (prefix, suffix), with the number of its first row.
 
     Repeats are summed if all are known. If equal records differ in group, their group is `SEVERAL`.
     If they differ in user, the merged record has no user.
     """
-    first: dict[bytes, DataRecord] = {}
-    for record in records:
-        digest = record.digest
-        earlier = first.setdefault(digest, record)
-        if earlier is record:
-            continue
-        repeats = None
-        if earlier.repeats is not None and record.repeats is not None:
-            repeats = earlier.repeats + record.repeats
-        merged = replace(earlier, repeats=repeats)
-        if earlier.group != record.group:
-            merged = replace(merged, group=SEVERAL)
-        if earlier.user != record.user:
-            merged = replace(merged, user=None)
-        first[digest] = merged
-    return list(first.values())
+    _, places, codes = np.unique(records.digests, return_index=True, return_inverse=True)
+    if len(places) == len(records):
+        return records
+    firsts = places[codes]
+    secrets = records.secrets
+    repeats = secrets.find_column("repeats").copy()
+    groups = secrets.find_column("group").copy()
+    users = secrets.find_column("user").copy()
+    for i in np.flatnonzero(firsts != np.arange(len(firsts))).tolist():
+        first = firsts[i]
+        if UNKNOWN in (repeats[first], repeats[i]):
+            repeats[first] = UNKNOWN
+        else:
+            repeats[first] += repeats[i]
+        if groups[first] != groups[i]:
+            groups[first] = SEVERAL
+        if users[first] != users[i]:
+            users[first] = None
+    return records.replace_columns(repeats=repeats, group=groups, user=users)[np.sort(places)]
 
 
-def _list_distinct_records(source: RecordSource) -> list[DataRecord]:
-    return merge_duplicate_data_records(_require_usable_source_records(source))
+def _list_distinct_records(source: RecordSource) -> DataRecordTable:
+    return merge_duplicate_records(_require_usable_source_records(source))
 
 
-def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ...]:
+def _require_usable_source_records(source: RecordSource) -> DataRecordTable:
     if not source.records:
         reasons = []
         for cause, rows in source.left_out.items():
@@ -391,44 +394,46 @@ def _require_usable_source_records(source: RecordSource) -> tuple[DataRecord, ..
             f"nothing is left of {source.label} after leaving out unusable rows "
             f"({'; '.join(reasons)})"
         )
-    return source.records
+    return source.table
 
 
 def _select_untrained_nonmembers(
-    source: RecordSource, trained_records: Sequence[DataRecord], notes: list[str]
-) -> tuple[list[DataRecord], dict[str, int]]:
+    source: RecordSource, trained_records: Sequence[DataRecordTable], notes: list[str]
+) -> tuple[DataRecordTable, dict[str, int]]:
     """Return the distinct records that were not trained on, and numbers of omitted rows by reason.
 
     trained_records: members and known records. notes: receives sentences about dropped rows.
     """
     records = _require_usable_source_records(source)
-    # Not the digests of all trained records, which are far more.
-    trained = set(map(operator.attrgetter("digest"), records))
-    trained.intersection_update(map(operator.attrgetter("digest"), trained_records))
-    untrained = [record for record in records if record.digest not in trained]
+    is_trained = np.zeros(len(records), np.bool_)
+    for trained in trained_records:
+        is_trained |= np.isin(records.digests, trained.digests)
+    untrained = records[~is_trained]
     if not untrained:
         raise AuditError(
             f"nothing is left of {source.label}: every row is also a member or an auxiliary record"
         )
-    gone = len(_list_distinct_row_numbers(records)) - len(_list_distinct_row_numbers(untrained))
+    gone = len(records.distinct_rows) - len(untrained.distinct_rows)
     if gone:
         notes.append(f"{source.label}: left out {format_count(gone, 'row')} {ALSO_MEMBER}")
-    return merge_duplicate_data_records(untrained), {ALSO_MEMBER: gone}
+    return merge_duplicate_records(untrained), {ALSO_MEMBER: gone}
 
 
 def _select_copied_rows(
-    records: Sequence[DataRecord],
+    records: DataRecordTable,
     copies: Mapping[int, int | None],
     description: str,
     split: SplitOptions,
     notes: list[str],
-) -> list[DataRecord]:
-    """Return the records of at most `split.limit` rows: most copied rows first, the rest at random.
+) -> Ints:
+    """Return the indices of the records of at most `split.limit` rows.
+
+    The most copied rows come first, then the rest at random.
 
     copies: number of copies of each row (None: unknown). All parts of a selected row are selected.
     With the same seed, a larger limit keeps all rows of a smaller limit.
     """
-    rows = _list_distinct_row_numbers(records)
+    rows = records.distinct_rows
     in_random_order = (rows[i] for i in split.draw_order(description, len(rows)).tolist())
     # A stable sort: equal counts stay in random order.
     ordered = sorted(in_random_order, key=lambda row: -(copies.get(row) or 1))
@@ -441,16 +446,16 @@ def _select_copied_rows(
             f"--limit kept {len(picked)} of {len(rows)} {description}s{parts}, {rule} sample with "
             f"seed {split.seed}"
         )
-    place = dict(zip(picked, range(len(picked)), strict=True))
-    _, selected = _partition_rows(records, place)
-    return sorted(selected, key=lambda unit: (place[unit.row], unit.part or 0))
+    places = np.flatnonzero(_find_rows(records, picked))
+    # (places,) the position of each record's row in the order of attack
+    order = np.argsort(picked)
+    positions = order[np.searchsorted(picked, records.rows[places], sorter=order)]
+    return places[np.lexsort((records.numbers["part"][places], positions))]
 
 
-def _order_file_records(records: Sequence[DataRecord]) -> Ints:
+def _order_file_records(records: DataRecordTable) -> Ints:
     """Return the indices of the records in the order of the file."""
-    return np.array(
-        sorted(range(len(records)), key=lambda i: (records[i].row, records[i].part or 0)), np.int64
-    )
+    return np.lexsort((records.numbers["part"], records.rows))
 
 
 def count_row_copies(
@@ -464,12 +469,11 @@ def count_row_copies(
     `NEAR_MOST` records; if there are more, a note says so. Of a prefix longer than the suffix, only
     as many tokens count: a long prompt that many rows share makes none of them a near copy.
     """
-    times = []
-    rows_with_own_parts = set()
-    for record in records:
-        times.append(record.repeats)
-        if record.own_tokens:
-            rows_with_own_parts.add(record.row)
+    table = build_data_record_table(records)
+    times = table.secrets.list_values("repeats")
+    rows = table.rows.tolist()
+    has_own_tokens = table.has_own_tokens.tolist()
+    rows_with_own_parts = set(compress(rows, has_own_tokens))
     if len(records) > NEAR_MOST:
         notes.append(
             f"near copies were not looked for among {len(records):,} records (more than "
@@ -478,6 +482,7 @@ def count_row_copies(
     elif records:
         texts = []
         limits = []
+        records = list(table)
         for record in records:
             tokens = record.own_tokens or record.compared_tokens
             texts.append(tokens)
@@ -499,13 +504,11 @@ def count_row_copies(
             near_copies = format_count(n_near, "record")
             notes.append(f"{near_copies} with near copies, which count as copies of each other")
     copies_of_rows: dict[int, int | None] = {}
-    for record, count in zip(records, times, strict=True):
-        if not record.own_tokens and record.row in rows_with_own_parts:
+    for row, count, has_own in zip(rows, times, has_own_tokens, strict=True):
+        if not has_own and row in rows_with_own_parts:
             continue
-        before = copies_of_rows.get(record.row)
-        copies_of_rows[record.row] = (
-            count if before is None or count is None else max(before, count)
-        )
+        before = copies_of_rows.get(row)
+        copies_of_rows[row] = count if before is None or count is None else max(before, count)
     return copies_of_rows
 
 
@@ -539,15 +542,11 @@ def _contains_other_text(record: DataRecord, texts: Mapping[int, Collection[str]
     return False
 
 
-def _list_distinct_row_numbers(records: Iterable[DataRecord]) -> list[int]:
-    return list(dict.fromkeys(record.row for record in records))
-
-
 # --- notes ---
 
 
 def _describe_numbers(
-    members: Sequence[DataRecord], known: Sequence[DataRecord], nonmembers: Sequence[DataRecord]
+    members: DataRecordTable, known: DataRecordTable, nonmembers: DataRecordTable
 ) -> str:
     phrases = []
     for word, records in (
@@ -576,7 +575,7 @@ def _record_source_notes(source: RecordSource) -> list[str]:
             notes.append(
                 f"{source.label}: left out {format_count(len(rows), noun)}: {cause} ({numbers})"
             )
-    copies = len(source.records) - len({record.digest for record in source.records})
+    copies = len(source.records) - len(np.unique(source.table.digests))
     if copies:
         notes.append(
             f"{source.label}: merged {format_count(copies, 'row')} identical to an earlier row"
