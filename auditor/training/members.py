@@ -25,7 +25,11 @@ from auditor.training.finetune import (
     check_weights_finite,
     list_trainable_parameters,
 )
-from auditor.training.side_by_side import compute_losses_separately, make_joint_training_base
+from auditor.training.side_by_side import (
+    compute_losses_separately,
+    list_lora_layers,
+    make_joint_training_base,
+)
 
 Layers = Literal["attention", "all"]
 # Tokens of all members trained together: more tokens fill memory and are no faster.
@@ -123,11 +127,16 @@ class _MemberTraining:
         base: Any,
         adapter: LoraAdapterRecipe,
         course: FineTuningRecipe,
+        half: torch.dtype | None,
     ) -> None:
         self.member = member
         # Right before the adapter is made: torch draws its random half next.
         torch.manual_seed(member.seed)
         self.model = add_lora_adapter(copy_sharing_weights(base), adapter).eval()
+        if half is not None:
+            # Autocast casts all inputs of products; PEFT would cast them to float32 before.
+            for layer in list_lora_layers(self.model).values():
+                layer.cast_input_dtype_enabled = False
         order = make_keyed_generator(*member.stream)
         parameters = list_trainable_parameters(self.model)
         self.fitting = StepwiseFineTuning(parameters, member.sequences, course, order)
@@ -198,7 +207,7 @@ def train_private_members(
     active = list[_MemberTraining]()
     while pending or active:
         while pending and len(active) < max_count:
-            active.append(_MemberTraining(pending.pop(0), base, adapter, course))
+            active.append(_MemberTraining(pending.pop(0), base, adapter, course, half))
             steps_done += active[-1].restore(states)
         # A member with an empty shard is finished before its first step.
         unfinished = [training for training in active if not training.fitting.is_finished]

@@ -40,7 +40,12 @@ from auditor.training.members import (
     merge_units_sharing_records,
     train_private_members,
 )
-from auditor.training.side_by_side import JointAdapterTraining, compute_row_nlls
+from auditor.training.side_by_side import (
+    JointAdapterTraining,
+    compute_losses_separately,
+    compute_row_nlls,
+    list_lora_layers,
+)
 from tests.zoo.families import tiny as tiny_of
 
 MakeTiny = Callable[..., HuggingFaceModel]
@@ -298,6 +303,28 @@ def test_frozen_weights_kept_in_half_precision_give_the_same_bits(architecture: 
     assert all(p.dtype == torch.float32 for p in (*trained, model.get_input_embeddings().weight))
     for own, other in zip(before, gradients(), strict=True):
         assert torch.equal(own, other)
+    for layer in list_lora_layers(model).values():
+        layer.cast_input_dtype_enabled = False
+    for own, other in zip(before, gradients(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_adapters_read_the_half_precision_that_layers_before_them_give(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = set[torch.dtype]()
+
+    def watch(adapters: Sequence[Any], rows: Sequence[Tensor]) -> Tensor:
+        for layer in list_lora_layers(adapters[0]).values():
+            layer.lora_A["default"].register_forward_pre_hook(
+                lambda module, inputs: read.add(inputs[0].dtype)
+            )
+        return compute_losses_separately(adapters, rows)
+
+    monkeypatch.setattr(members_module, "compute_losses_separately", watch)
+    adapter, alone = LoraAdapterRecipe(4, 8, "all"), members_of(tmp_path, SIZES[:1])
+    train_private_members(make_tiny().model, adapter, alone, COURSE, half=torch.bfloat16)
+    assert torch.bfloat16 in read
 
 
 def test_products_in_half_precision(
