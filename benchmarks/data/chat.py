@@ -266,6 +266,8 @@ class _AnswerFinder:
                 )
             else:
                 yield Answer(*call_bounds, CALLS, role, no_loss)
+        elif message.get("function_call"):
+            yield UnusableConversation("a function_call, which is not read: give it as tool_calls")
         elif not parts:
             yield UnusableConversation("an empty answer")
 

@@ -185,8 +185,7 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         return None, chosen, rejected
     if not isinstance(chosen, Sequence) or not isinstance(rejected, Sequence):
         raise UnusableConversation("a chosen or rejected side that is neither a text nor a list")
-    # A text as prompt next to lists is also the beginning of the lists.
-    if prompt is not None and isinstance(prompt, str) == isinstance(chosen, str):
+    if prompt is not None and not (isinstance(prompt, str) and _repeats_prompt(chosen)):
         return prompt, chosen, rejected
     shared = min(count_common_beginning(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
     if isinstance(chosen, str) and shared > 0 and chosen[shared - 1] == " ":
@@ -194,6 +193,14 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     if shared < 1:
         raise UnusableConversation("chosen and rejected sides that share no prompt")
     return chosen[:shared], chosen[shared:], rejected[shared:]
+
+
+def _repeats_prompt(side: Sequence[Any]) -> bool:
+    """Return whether a side repeats a prompt that is a text: it is a list, and no answer first."""
+    if isinstance(side, str):
+        return False
+    turns = _list_normalised_messages(side, ASSISTANT, False)
+    return bool(turns) and not is_assistant(turns[0])
 
 
 def _drop_prompt_loss(
@@ -337,6 +344,9 @@ def _list_normalised_messages(messages: Any, role: str, keep_nulls: bool) -> lis
         return [{"role": role, "content": messages}]
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         kind = describe_cell_value_type(messages)
+        if role:
+            name = "prompt" if role == USER else "answer"
+            raise UnusableConversation(f"its {name} is neither a text nor a list but {kind}")
         raise UnusableConversation(f"its messages are no list but {kind} ({_TURNS})")
     turns = []
     for message in messages:
@@ -384,7 +394,8 @@ def _describe_content_without_text(content: Any) -> str:
 
 def _require_message_text(content: Any) -> str:
     if not isinstance(content, str):
-        raise UnusableConversation("a turn that is not text")
+        kind = describe_cell_value_type(content)
+        raise UnusableConversation(f"a turn that is not text ({kind})")
     return content
 
 

@@ -472,6 +472,13 @@ BAD: dict[str, tuple[Any, str]] = {
         ],
         "tool calls that the chat template does not write",
     ),
+    "a call of OpenAI's old API": (
+        [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "function_call": {"name": "f"}},
+        ],
+        "a function_call, which is not read: give it as tool_calls",
+    ),
     "image": (
         [{"role": "user", "content": [{"type": "image"}]}, *messages(talk("Who?", "Ann."))[1:]],
         "a turn that is not text (image): only texts are audited",

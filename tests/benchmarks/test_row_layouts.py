@@ -422,6 +422,8 @@ PREFERENCES: dict[str, dict[str, Any]] = {
         "chosen": [*ASKED, *GOOD],
         "rejected": [*ASKED, *BAD],
     },
+    "a text before answers": {"prompt": "Who?", "chosen": GOOD, "rejected": BAD},
+    "messages before texts": {"prompt": ASKED, "chosen": "Ann.", "rejected": "Bob."},
     "LLaMA-Factory": {"instruction": "Who?", "input": "", "chosen": "Ann.", "rejected": "Bob."},
     "one message": {"prompt": ASKED, "chosen": GOOD[0], "rejected": BAD[0]},
 }
@@ -442,12 +444,38 @@ def test_both_sides_of_a_preference_are_secrets_in_groups(kind: str, tmp_path: P
         assert extract_prompt(row)["chosen"] in (GOOD, "Ann.", " Ann.")
 
 
+def test_a_prompt_is_not_lost_where_both_answers_begin_alike(tmp_path: Path) -> None:
+    row = {"prompt": ASKED, "chosen": "It is Ann.", "rejected": "It is Bob."}
+    words = tokenizer()
+    made = read_files(write(tmp_path / "d.jsonl", [row]), words, known_fraction=0)
+    assert suffixes(made) == ["It is Ann.", "It is Bob."]
+    assert all("Who?" in text(words, secret.prefix) for secret in made.secrets)
+
+
 def test_turns_of_a_prompt_have_no_loss_in_preference_training(tmp_path: Path) -> None:
     before = messages(talk("Hello", "Good day.", "Who?"))
     row = {"prompt": before, "chosen": GOOD, "rejected": BAD}
     made = read_files(write(tmp_path / "d.jsonl", [row]), tokenizer(), known_fraction=0)
     assert suffixes(made) == ["Ann.", "Bob."]
     assert any("2 answers: a turn of the prompt" in note for note in made.notes)
+
+
+@pytest.mark.parametrize(
+    ("bad", "why"),
+    [
+        (
+            {"prompt": "Who?", "completion": None},
+            "its answer is neither a text nor a list but null",
+        ),
+        ({"prompt": 7, "completion": "Ann."}, "its prompt is neither a text nor a list but a numb"),
+    ],
+)
+def test_a_cell_of_a_prompt_or_completion_is_named(
+    bad: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "Who?", "completion": "Ann."}, bad]
+    made = read_files(write(tmp_path / "d.jsonl", rows), tokenizer(), known_fraction=0)
+    assert len(made.secrets) == 1 and any(why in note for note in made.notes)
 
 
 @pytest.mark.parametrize("values", [(True, False), ("true", "False")])
