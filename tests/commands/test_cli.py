@@ -1015,7 +1015,7 @@ def test_probes_measure_beside_attacks(measured: Path) -> None:
     # what 4 samples hit is possible
     assert value(exact, "expected_any_of_10000") >= value(counted, "any_of_k") - 1e-9
     report = (out / "report.md").read_text()
-    assert "| chance per sample " in report and "| mean p ≥ " in report
+    assert "| chance per sample " in report and "| chance per sample ≥ " in report
     assert "### Expected recall of any of n samples" in report
     assert not re.search(r"\| (extraction-probability|near-verbatim) \| – \|", report)
     lines = [json.loads(line) for line in (out / "observations.jsonl").read_text().splitlines()]
