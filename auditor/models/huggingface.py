@@ -341,14 +341,23 @@ class HuggingFaceModel(LanguageModel):
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def enable_hidden_state_cache(
-        self, recent_bytes: int = RECENT_BYTES, max_bytes: int | None = None
+        self, recent_bytes: int = RECENT_BYTES, bounded: bool = False
     ) -> None:
         """Cache the hidden states of all texts from now on. The weights must not change.
 
-        Both arguments are passed to `HiddenStateCache`.
+        Args:
+            recent_bytes: see `HiddenStateCache`.
+            bounded: whether the states take at most half the memory of the weights, and recent
+                log-probabilities none.
         """
-        if not self.activation:  # its effect on the beginning of a text depends on later tokens
-            self.seen = make_hidden_state_cache(self, recent_bytes, max_bytes)
+        if self.activation:  # its effect on the beginning of a text depends on later tokens
+            return
+        max_bytes = None
+        if bounded:
+            recent_bytes = 0
+            n_bytes = sum(weight.nbytes for weight in self.model.parameters())
+            max_bytes = n_bytes // _WEIGHTS_PER_STATES
+        self.seen = make_hidden_state_cache(self, recent_bytes, max_bytes)
 
     @contextmanager
     def cache_hidden_states(self, bounded: bool = False) -> Iterator[None]:
@@ -356,11 +365,7 @@ class HuggingFaceModel(LanguageModel):
         if not self._is_cacheable or (outer is not None and (bounded or not outer.is_bounded)):
             yield
             return
-        if bounded:
-            n_bytes = sum(weight.nbytes for weight in self.model.parameters())
-            self.enable_hidden_state_cache(0, n_bytes // _WEIGHTS_PER_STATES)
-        else:
-            self.enable_hidden_state_cache(_BATCH_BYTES)
+        self.enable_hidden_state_cache(_BATCH_BYTES, bounded)
         if self.seen is not None and outer is not None:
             self.seen.adopt_states(outer)
         try:

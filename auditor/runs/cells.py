@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, islice
+from itertools import chain, compress, islice
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from auditor.conclusions.outcomes import ValuesBySecret
@@ -44,6 +44,7 @@ from auditor.runs.targets import (
     check_method_applies,
     select_probed_secrets,
     sort_by_lengths,
+    split_by_membership,
 )
 from auditor.statistics import documents, extraction, judging
 from auditor.statistics.metrics import RECALL, name_nonmember_metric
@@ -244,9 +245,12 @@ class Cell(TargetRun, ABC):
             missing = batch
             if finished:
                 missing = [item for item in batch if item.id not in finished]
+            parts = [missing]
             if self.engine.workers:
-                missing = sort_by_lengths(missing)
-            for result in self.engine.stream_results(work, missing):
+                parts = list(map(sort_by_lengths, split_by_membership(missing)))
+            for result in chain.from_iterable(
+                self.engine.stream_results(work, part) for part in parts
+            ):
                 self.target.spending.meter.drawn |= result.tokens_drawn
                 journal.append(self.key, result.answers)
                 n_done = len(finished) - len(others)

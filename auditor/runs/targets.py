@@ -26,7 +26,7 @@ from auditor.core.nouns import (
     Tokens,
 )
 from auditor.core.plan import Plan
-from auditor.core.secret_table import SecretTable
+from auditor.core.secret_table import SecretTable, select_members
 from auditor.gate.comparability import digest_comparable_secrets
 from auditor.models import self_check
 from auditor.models.base import LanguageModel, number_long_texts
@@ -310,6 +310,17 @@ def sort_by_lengths(items: Sequence[Any]) -> Sequence[Any]:
     return list(map(items.__getitem__, order))
 
 
+def split_by_membership(items: Sequence[Any]) -> list[Sequence[Any]]:
+    """Split secrets into members and non-members; queries stay together.
+
+    The run reads members' and non-members' texts apart. An engine divides equal lists among its
+    workers in the same way, so each worker has these texts in its cache.
+    """
+    if not items or not isinstance(items[0], Secret):
+        return [items]
+    return [select_members(items), select_members(items, False)]
+
+
 def describe_serving(site: Site) -> list[dict[str, Any]]:
     """Return how the loaded models are served, which the run's self-checks have chosen."""
     return list(map(self_check.describe_findings, _list_checked_models(site)))
@@ -394,6 +405,7 @@ class WorkerTargets:
                 )
         for model, findings in zip(_list_checked_models(site), self.serving, strict=True):
             self_check.apply_findings(model, findings)
+            model.enable_hidden_state_cache(bounded=True)
         return targets
 
 

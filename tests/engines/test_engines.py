@@ -44,8 +44,8 @@ from auditor.core.secret_table import SecretTable, build_secret_table
 from auditor.engines import ray_engine
 from auditor.engines.engine import Engine, Work
 from auditor.engines.ray_engine import AS_NICE, RayEngine, _find_raylet_process_ids
-from auditor.models import loading, self_check
-from auditor.models.huggingface import HuggingFaceModel
+from auditor.models import huggingface, loading, self_check
+from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.records.folder import RunFolder
 from auditor.runs import run, targets, training
 from auditor.runs.cells import CellWork
@@ -633,7 +633,10 @@ def test_workers_read_all_texts_with_models_served_as_in_the_run(
     """Greedy recall, perplexity and true tokens too; the run itself queries no model."""
     command = [*own, "--attack", "perplexity", "--attack", "membership", "--setting", "white-box"]
     command += ["-A", "membership.score=min_k_plus"]
+    monkeypatch.setattr(huggingface, "_WEIGHTS_PER_STATES", 1e-3)  # so that all texts fit
+    traffic.tokens = 0
     check_command(*command, "-o", tmp_path / "near")
+    n_near, traffic.tokens = traffic.tokens, 0
     monkeypatch.setattr(targets, "_worker_models", SweepCache())
     loaded, model_folder = list[str](), own[own.index("--model") + 1]
     load_whole_model = loading._load_whole_model
@@ -659,8 +662,21 @@ def test_workers_read_all_texts_with_models_served_as_in_the_run(
         monkeypatch.setattr(model, "logits_after_cached_prefix", model.transformers_logits)
 
     monkeypatch.setattr(Far, "set_work_context", load_and_silence)
+    lists = list[list[str]]()
+    stream = Far.stream_results
+
+    def record_items(engine: Far, work: Work, items: Sequence[Any]) -> Iterator[object]:
+        lists.append([str(getattr(item, "id", item)) for item in items])
+        return stream(engine, work, items)
+
+    monkeypatch.setattr(Far, "stream_results", record_items)
     check_command(*command, "-o", tmp_path / "far", "--engine", "ray")
     assert places and loaded.count(model_folder) == 2
+    # A worker reads a text once for all measures, too. Equal lists are divided alike.
+    assert traffic.tokens <= 1.05 * n_near
+    members, heldout, _, others = lists[:4]
+    assert lists[-2:] == [members, others] and members[0] != others[0]
+    assert heldout == [str(i) for i in map(others.index, others)]
     (result, near), (there, far_rows) = held(tmp_path / "near"), held(tmp_path / "far")
     agree(result, there)
     for key, rows in near.items():
