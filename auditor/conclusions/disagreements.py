@@ -178,7 +178,7 @@ def _describe_greedy_contradiction(
         for m in filter(is_measured, (f.measurement(RECALL), f.measurement(ANY))):
             if m.n == greedy.n:  # else it attacked other secrets
                 counts.append(_count_hits(m))
-        if not (counts and f.has_soft_prompt):
+        if not (counts and f.draws_its_own_way):
             hits += counts
         elif (tail := _bound_mcnemar_tail(n_greedy, max(counts), greedy.n)) < _IMPROBABLE:
             yield (

@@ -236,8 +236,8 @@ class Finding:
         return self.decoding == "greedy"
 
     @property
-    def has_soft_prompt(self) -> bool:
-        """True if the attack draws behind a soft prompt, or in a way of its own."""
+    def draws_its_own_way(self) -> bool:
+        """True if no other attack draws in the same way, for example behind a soft prompt."""
         return self.drawn > 0 and not self.samples
 
     @property
