@@ -15,6 +15,7 @@ from torch import Tensor
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Pair, Tokens
 from auditor.generation.search import TreeLeaves
+from auditor.generation.tries import encode_without_special_tokens
 from auditor.models.base import LanguageModel
 from auditor.plugins.attack import (
     SamplingAttack,
@@ -190,14 +191,17 @@ def score_lower_case(
     """
     assert view.tokenizer is not None
     texts_by_index: dict[int, tuple[tuple[Tokens, Tokens], tuple[Tokens, Tokens]]] = {}
-    for i, (prefix, suffix) in enumerate(pairs):
+    suffix_texts = [view.tokenizer.decode(suffix) for _, suffix in pairs]
+    encoded = encode_without_special_tokens(
+        view.tokenizer, [*suffix_texts, *map(str.lower, suffix_texts)]
+    )
+    for i, (prefix, _) in enumerate(pairs):
         if view.target.max_positions is None:
             room = None
         else:
             room = view.target.max_positions - len(prefix)
-        text = view.tokenizer.decode(suffix)
-        as_is = _encode_text(view.tokenizer, text)[:room]
-        lowered = _encode_text(view.tokenizer, text.lower())[:room]
+        as_is = tuple(encoded[i][:room])
+        lowered = tuple(encoded[len(pairs) + i][:room])
         if as_is and lowered and as_is != lowered:
             texts_by_index[i] = (prefix, as_is), (prefix, lowered)
     rewritten = [as_is for i, (as_is, _) in texts_by_index.items() if as_is != pairs[i]]
@@ -211,10 +215,6 @@ def score_lower_case(
             written_nll = nll_of_text[as_written]
         scores[i] = -written_nll / nll_of_text[in_lower_case]
     return scores
-
-
-def _encode_text(tokenizer: Any, text: str) -> Tokens:
-    return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 @dataclass(frozen=True)

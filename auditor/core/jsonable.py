@@ -29,14 +29,14 @@ def to_json(value: Any) -> Any:
 
     JSON has no infinite or undefined numbers, so they become the texts "inf", "-inf" and "nan".
     """
+    if isinstance(value, float):  # first, because most values are numbers
+        return value if math.isfinite(value) else str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return list(map(to_json, value))
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
     return value
 
 

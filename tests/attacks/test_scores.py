@@ -109,6 +109,22 @@ def test_both_sides_of_the_lower_case_ratio_are_tokenised_anew() -> None:
     assert scores[2:] == [-1.0] * 3
 
 
+def test_the_tokenizer_is_called_once_for_all_texts_in_lower_case(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    encode = type(BYTES).__call__
+
+    def count(self: Any, text: Any, **options: Any) -> Any:
+        calls.append(text)
+        return encode(self, text, **options)
+
+    monkeypatch.setattr(type(BYTES), "__call__", count)
+    seen = View("target", tiny(vocab_size=len(BYTES)), WHITE_BOX, seed=0, tokenizer=BYTES)
+    score_lower_case(seen, [((1, 2), (40, 41))] * 5, [1.0] * 5)
+    assert len(calls) == 1 and len(calls[0]) == 10
+
+
 def test_a_capital_among_likelier_digits_does_not_lead() -> None:
     """The likeliest candidate is of digits: all score -1. If it has capitals, they are compared
     with lower case."""
