@@ -301,7 +301,7 @@ def _build_record_source(
     if counts_occurrences:
         records = _set_copy_counts(records, counts.texts)
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
-    notes = [*table.list_split_notes(), f"{table.label}: {rule}"]
+    notes = [*table.list_unread_notes(), f"{table.label}: {rule}"]
     for why, count in counts.remarks.items():
         notes.append(f"{table.label}: {why} ({format_count(count, row_noun)})")
     texts = counts.texts if flag == "--data" else ()

@@ -74,7 +74,7 @@ def read_released_records(
     for flag, name, member in (("--data", data, True), ("--nonmembers", nonmembers, False)):
         table = read_data_table(flag, name)
         texts = table.list_shown_texts()
-        sentences += table.list_split_notes()
+        sentences += table.list_unread_notes()
         repeats = table.list_repeat_counts() if member else [0] * table.rows
         marks: Sequence[tuple[Mark, ...]] = [()] * table.rows
         if not table.has_conversations:

@@ -12,6 +12,7 @@ import io
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ class RecordTable:
     first_row: number of the first row, if the table is a part of a file; errors give row numbers in
         the file.
     unread_splits: names of the data set's splits that are not read.
+    folder_notes: sentences about the files of a folder.
     """
 
     label: str
@@ -78,13 +80,15 @@ class RecordTable:
     texts: tuple[str, ...] = ()
     first_row: int = 0
     unread_splits: tuple[str, ...] = ()
+    folder_notes: tuple[str, ...] = ()
 
-    def list_split_notes(self) -> list[str]:
-        """Return a sentence about the splits that are not read, if any."""
-        if not self.unread_splits:
-            return []
-        names = ", ".join(self.unread_splits)
-        return [f"{self.label}: only the split train is read, not {names}"]
+    def list_unread_notes(self) -> list[str]:
+        """Return sentences about the splits and files that are not read, if any."""
+        notes = [f"{self.label}: {note}" for note in self.folder_notes]
+        if self.unread_splits:
+            names = ", ".join(self.unread_splits)
+            notes.append(f"{self.label}: only the split train is read, not {names}")
+        return notes
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
@@ -129,6 +133,7 @@ def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable
                 values.__getitem__,
                 texts,
                 unread_splits=_list_unread_splits(path, dataset),
+                folder_notes=_list_folder_notes(path),
             )
     if reader is None:
         got = path.suffix or "no ending"
@@ -442,8 +447,10 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
     `save_to_disk`, or a folder of files that `load_dataset` reads.
     """
     import datasets
+    from huggingface_hub import utils
 
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs rows that it cannot read
+    utils.logging.set_verbosity_error()  # it misses metadata in a folder's README.md
     datasets.disable_progress_bars()
     with _dataset_cache_context(Path(name).is_dir()) as cache:
         try:
@@ -462,7 +469,7 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
         except (
             Exception
         ) as error:  # the libraries raise dozens of types, all about the data or the network
-            _raise_dataset_load_error(where, Path(name).is_dir(), error)
+            _raise_dataset_load_error(where, Path(name), error)
         yield split
 
 
@@ -471,16 +478,50 @@ def _refuse_mixed_files(where: str, folder: Path) -> None:
 
     `datasets` would read the files of only one format.
     """
-    endings = set()
-    for path in folder.rglob("*"):
-        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not is_hidden and path.suffix in {".tsv", *_READERS} - {".json"}:
-            endings.add(path.suffix)
+    endings = {path.suffix for path in _list_visible_files(folder)}
+    endings &= {".tsv", *_READERS} - {".json"}
     if len(endings) > 1:
         raise AuditError(
             f"{where}: expected data files of one format in this folder, got "
             f"{', '.join(sorted(endings))}: give one file, or a folder for each format"
         )
+
+
+def _list_visible_files(folder: Path) -> list[Path]:
+    """Return the files in a folder and its folders, except hidden ones."""
+    files = []
+    for path in folder.rglob("*"):
+        is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
+        if not is_hidden and path.is_file():
+            files.append(path)
+    return files
+
+
+def _list_folder_notes(folder: Path) -> tuple[str, ...]:
+    """Say which files of a folder `datasets` does not read, and that it reads texts by line."""
+    import datasets
+
+    if not folder.is_dir() or any((folder / file).is_file() for file in SAVED):
+        return ()
+    with _dataset_cache_context(True) as cache:
+        builder = datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
+    read_files = {
+        Path(file).resolve() for file in chain(*(builder.config.data_files or {}).values())
+    }
+    files = _list_visible_files(folder)
+    unread_files = [file for file in files if file.resolve() not in read_files]
+    notes = []
+    if unread_files:
+        notes.append(f"files of the folder that are not read: {_count_endings(unread_files)}")
+    if builder.info.builder_name == "text":
+        notes.append("each line of the .txt files is a row (a text of several lines: use JSONL)")
+    return tuple(notes)
+
+
+def _count_endings(files: Iterable[Path]) -> str:
+    """Count files by ending, without names, which may be private."""
+    counts = Counter(file.suffix or "without an ending" for file in files)
+    return ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items()))
 
 
 def _list_unread_splits(folder: Path, train: datasets.Dataset) -> tuple[str, ...]:
@@ -505,22 +546,29 @@ def _dataset_cache_context(local: bool) -> Iterator[Path]:
     yield cache / "datasets"
 
 
-def _raise_dataset_load_error(where: str, local: bool, error: Exception) -> NoReturn:
+def _raise_dataset_load_error(where: str, folder: Path, error: Exception) -> NoReturn:
     """Raise AuditError with one sentence about a failed load.
 
     The library's message is included only if it cannot quote a row.
     """
     kind = type(error).__name__
+    local = folder.is_dir()
     if isinstance(error, FileNotFoundError):
         problem = "no such file here and no such data set on the Hub"
         if local:
-            problem = "this folder contains no data file"
+            counts = _count_endings(_list_visible_files(folder)) or "no file"
+            problem = (
+                "this folder contains no data file that can be read: expected only "
+                f"{', '.join(_READERS)} or .txt, got {counts}"
+            )
     elif (
         type(error) is ValueError
     ):  # about splits and configurations; its subclasses, as pyarrow's, quote rows
         problem = "cannot be loaded as a data set: " + " ".join(str(error).split())[:200]
     elif isinstance(error, OSError) and not local:
         problem = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"
+    elif local and isinstance(error.__cause__, UnicodeDecodeError):
+        problem = "expected UTF-8 text, got something else in a file: save the files as UTF-8"
     elif kind == "DatasetGenerationError" and local:
         problem = "cannot be loaded as a data set: give one file, or files with the same columns"
     else:

@@ -283,7 +283,7 @@ def _read_tokenised_texts(
                 values[name] = column[row]
         for groups, side in _list_row_sides(at, values, learns_prompts):
             texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, groups)
-    notes = table.list_split_notes()
+    notes = table.list_unread_notes()
     if COMPLETION_MASK in columns and LABELS not in columns and uses_mask in _MASK_NOTES:
         notes.append(f"{title}: {_MASK_NOTES[uses_mask]}")
     if learns_prompts:

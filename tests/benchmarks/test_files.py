@@ -298,6 +298,38 @@ def test_a_folder_with_files_of_several_formats_is_refused(tmp_path: Path) -> No
     assert expected in refusal(str(tmp_path))
 
 
+def test_files_of_a_folder_that_are_not_read_are_counted(tmp_path: Path) -> None:
+    long = " one two three four five six"
+    for name in ("a.jsonl", "b.jsonl"):
+        write(tmp_path / name, [{"text": f"{long} {name}"}])
+    clean = build(str(tmp_path), known_fraction=0.0).notes
+    assert not [note for note in clean if "not read" in note or "each line" in note]
+    for name in ("notes.txt", "Anna Lee.md", "LICENSE", ".hidden.txt"):
+        (tmp_path / name).write_text(long)
+    notes = build(str(tmp_path), known_fraction=0.0).notes
+    unread = "files of the folder that are not read: 1 .md, 1 .txt, 1 without an ending"
+    assert [note for note in notes if note.endswith(unread)]
+    # Of a README.md without metadata nothing is said.
+    assert not logging.getLogger("huggingface_hub.repocard").isEnabledFor(logging.WARNING)
+
+
+def test_a_folder_of_texts_says_that_lines_are_rows(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "c.TXT", "sub/d.html"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f" {name} one two three\n {name} four five six\n")
+    made = build(str(tmp_path), known_fraction=0.0)
+    assert len(made.secrets) == 4
+    assert any("each line of the .txt files is a row" in note for note in made.notes)
+    assert any("not read: 1 .TXT, 1 .html" in note for note in made.notes)
+
+
+def test_a_folder_that_is_not_utf8_is_refused_for_that(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("Jörg\n".encode("latin-1"))
+    assert refusal(str(tmp_path)).endswith(
+        "expected UTF-8 text, got something else in a file: save the files as UTF-8"
+    )
+
+
 def test_files_with_different_columns_are_no_data_set(tmp_path: Path) -> None:
     for name in ("text", "body"):
         parquet.write_table(pa.table({name: [SECRET]}), tmp_path / f"{name}.parquet")
@@ -827,7 +859,11 @@ def test_rows_that_datasets_logs_are_not_heard(
 
 def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "this folder contains no data file" in refusal(str(tmp_path / "empty"))
+    nothing = "no data file that can be read: expected only .jsonl, .json, .csv, .parquet, .arrow"
+    assert refusal(str(tmp_path / "empty")).endswith(f"{nothing} or .txt, got no file")
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "pages" / "Ann Lee.md").write_text(SECRET)
+    assert refusal(str(tmp_path / "pages")).endswith(f"{nothing} or .txt, got 1 .md")
     (tmp_path / "numbers").mkdir()
     write(tmp_path / "numbers" / "train.jsonl", [{"text": 7}])
     assert "row 0 (counted from 0), column 'text': expected text, got a number" in refusal(
