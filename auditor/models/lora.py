@@ -81,7 +81,7 @@ class LoraEnsemble(Ensemble):
     def log_probs(
         self, contexts: Tensor, part: Tensor, last: int, *, prompt: Tensor | None = None
     ) -> Tensor:
-        self._routing.part = part
+        self._routing.route_rows(part)
         return self._model.compute_input_log_probs(
             self._model.prepend_soft_prompt(contexts.to(self._model.device), prompt), last
         )
@@ -114,7 +114,7 @@ class LoraEnsemble(Ensemble):
         `input_ids` are token ids (B, n) or embeddings (B, n, d) that continue the tokens in
         `cache`.
         """
-        self._routing.part = part
+        self._routing.route_rows(part)
         return self._model.compute_input_log_probs(input_ids, 1, cache)[:, 0]
 
 
@@ -155,11 +155,11 @@ class _CachedMemberRows(EnsembleMemberRows):
 
     @torch.no_grad()
     def _query_pairs(self, row: Tensor, part: Tensor) -> Tensor:
-        parts = self.slot.shape[1]
-        # A slot has one writer: a repeated pair is read once.
-        pairs, place = torch.unique(row * parts + part, return_inverse=True)
-        row = pairs // parts
-        part = pairs % parts
+        # A slot has one writer: a repeated pair is read once. Sorted by part, the pairs of a part
+        # take one product in each layer.
+        pairs, place = torch.unique(part * len(self.slot) + row, return_inverse=True)
+        part = pairs // len(self.slot)
+        row = pairs % len(self.slot)
         model_input = self.lora._model.prepend_soft_prompt(self.tokens, self.prompt)
         # Batches need one length: the number of missing positions is rounded up to a power of two,
         # which makes few batches.
@@ -259,10 +259,18 @@ class MixedLoraRouting:
         part: the part of each row, (rows,); None if all parts have the same number of rows.
         blocks: the parts whose rows follow each other in blocks, one block for each part. None if
             consecutive rows belong to parts 0, 1, ... in turn. Used only if `part` is None.
+        runs: pairs of a part and its number of consecutive rows, in the order of `part`.
     """
 
     part: Tensor | None = None
     blocks: Tensor | None = None
+    runs: Sequence[tuple[int, int]] = ()
+
+    def route_rows(self, part: Tensor) -> None:
+        """Route the next forward pass: row i goes to part part[i]."""
+        self.part = part
+        parts, counts = torch.unique_consecutive(part, return_counts=True)
+        self.runs = list(zip(parts.tolist(), counts.tolist(), strict=True))
 
 
 class MixedLora(nn.Module):
@@ -297,6 +305,9 @@ class MixedLora(nn.Module):
         routing = self.routing
         parts = len(self.a)
         if routing.part is not None:
+            # On a GPU, many small products take longer than copies of the factors.
+            if self.merged is not None and x.is_cpu and len(routing.runs) <= parts:
+                return self._merged_output_by_run(x, routing.runs)
             a = self.a[routing.part]
             b = self.b[routing.part]
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
@@ -307,6 +318,18 @@ class MixedLora(nn.Module):
         blocks = x.unflatten(0, (-1, parts)).transpose(0, 1)  # (parts, rows, n, in)
         y = self._lora_output_by_part(blocks.flatten(1, 2)).unflatten(1, blocks.shape[1:3])
         return y.transpose(0, 1).flatten(0, 1)
+
+    def _merged_output_by_run(self, x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
+        """Apply the merged weights of each run's part to its rows; see `MixedLoraRouting.runs`."""
+        assert self.merged is not None
+        outputs = []
+        for (part, _), rows in zip(runs, x.split([count for _, count in runs]), strict=True):
+            outputs.append(nn.functional.linear(rows, self.merged[part].mT, self._base_bias))
+        return torch.cat(outputs)
+
+    @property
+    def _base_bias(self) -> Tensor | None:
+        return self.base.bias  # type: ignore[return-value]
 
     def _lora_output_by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
         """Map x to the layer's output, with another adapter for each part of x.
@@ -320,10 +343,9 @@ class MixedLora(nn.Module):
         weight = self.merged
         if parts is not None:
             weight = weight[parts]
-        bias: Tensor | None = self.base.bias  # type: ignore[assignment]
-        if bias is None:
+        if self._base_bias is None:
             return torch.bmm(x, weight)
-        return torch.baddbmm(bias, x, weight)
+        return torch.baddbmm(self._base_bias, x, weight)
 
 
 def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -63,6 +63,9 @@ def test_mixed_batches_equal_one_adapter_at_a_time(
             ]
         )
         assert_same(ensemble.log_probs(contexts, part, 2, prompt=soft), expected)
+        order = part.argsort()  # in few runs, which are multiplied one by one
+        in_runs = ensemble.log_probs(contexts[order], part[order], 2, prompt=soft)
+        assert_same(in_runs, expected[order])
     # The general ensemble of whole models says the same.
     general = ModelEnsemble(singles[0], singles[1:])
     assert_same(general.log_probs(contexts, part, 2), ensemble.log_probs(contexts, part, 2))
@@ -208,6 +211,24 @@ def test_members_that_catch_up_say_what_members_say_that_read_anew(
         anew.advance(parents, tokens)
     held = sum(x.nbytes for layer in lazy.pool for x in (layer.keys, layer.values))  # type: ignore[attr-defined]
     assert held <= memory
+
+
+def test_each_layer_multiplies_the_rows_of_a_member_once(
+    make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensemble = LoraEnsemble(make_tiny(), save_members(make_tiny, tmp_path, 2))
+    multiplied = []
+    original = lora.MixedLora._merged_output_by_run
+
+    def counting(layer: lora.MixedLora, x: torch.Tensor, runs: Any) -> torch.Tensor:
+        multiplied.append(list(runs))
+        return original(layer, x, runs)
+
+    monkeypatch.setattr(lora.MixedLora, "_merged_output_by_run", counting)
+    members = ensemble.start_member_rows(torch.randint(1, 61, (3, 5)), 1)
+    members.distributions(torch.tensor([0, 1, 2, 0, 1]), torch.tensor([1, 2, 1, 2, 1]))
+    assert multiplied
+    assert all(runs == [(1, 3), (2, 2)] for runs in multiplied)
 
 
 def test_a_member_asked_again_reads_only_what_is_new(
