@@ -16,7 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.benchmarks.data import large_tables
-from auditor.benchmarks.data.tables import parse_table_json, require_json_object
+from auditor.benchmarks.data.tables import (
+    describe_cell_value_type,
+    parse_table_json,
+    require_json_object,
+)
 from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError
 from auditor.erasure.windows import LETTERS, TEXT, WindowIndex, choose_window_count
@@ -304,7 +308,10 @@ def _parse_record(
             f"{', '.join(map(repr, value)) or '(none)'}"
         )
     text = value["text"]
-    if not isinstance(text, str) or not text.strip():
+    if not isinstance(text, str):
+        kind = describe_cell_value_type(text)
+        raise AuditError(f"{source}: expected words in the column 'text', got {kind}")
+    if not text.strip():
         raise AuditError(f"{source}: expected words in the column 'text', got none")
     if value.get("id") is not None:
         name = str(value["id"])

@@ -42,6 +42,7 @@ _MEDIA = {
 _LONGEST_NAME = 80  # characters of a name, a key or an address; longer values are text
 _SHORTEST_UNSPACED = 10  # characters of a text in a script without spaces
 ABSENT = object()  # a JSON object without this key
+_NO_UTF8 = "expected UTF-8 text, got something else in a file: save the files as UTF-8"
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
 _OTHER_FILES = (
     ".txt",
@@ -97,7 +98,10 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
     flag: the option that names the table. columns: all columns that will be read. Raise AuditError
     if `name` is neither, or if the table has no rows.
     """
-    table = _read_any_table(flag, name, columns)
+    try:
+        table = _read_any_table(flag, name, columns)
+    except UnicodeDecodeError:  # from None: the error holds the text
+        raise AuditError(f"{flag} {name!r}: {_NO_UTF8}") from None
     if not table.rows:
         raise AuditError(f"{table.label} is empty: expected at least one row")
     return table
@@ -315,6 +319,8 @@ def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTa
 def _stream_json_rows(where: str, path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
     """Yield each JSON object and its line; None if the file is an array instead of lines."""
     text = _read_utf8_table_text(where, path)
+    if re.match(r"\s*\[.*\]\s*\n\s*\[", text):
+        require_json_object(where, 0, [])  # raises: each line is an array
     if text.lstrip().startswith("["):
         for row, value in enumerate(parse_table_json(where, text, 0)):
             yield require_json_object(where, row, value), None
@@ -568,7 +574,7 @@ def _raise_dataset_load_error(where: str, folder: Path, error: Exception) -> NoR
     elif isinstance(error, OSError) and not local:
         problem = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"
     elif local and isinstance(error.__cause__, UnicodeDecodeError):
-        problem = "expected UTF-8 text, got something else in a file: save the files as UTF-8"
+        problem = _NO_UTF8
     elif kind == "DatasetGenerationError" and local:
         problem = "cannot be loaded as a data set: give one file, or files with the same columns"
     else:

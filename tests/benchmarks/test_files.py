@@ -323,11 +323,27 @@ def test_a_folder_of_texts_says_that_lines_are_rows(tmp_path: Path) -> None:
     assert any("not read: 1 .TXT, 1 .html" in note for note in made.notes)
 
 
-def test_a_folder_that_is_not_utf8_is_refused_for_that(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes("Jörg\n".encode("latin-1"))
-    assert refusal(str(tmp_path)).endswith(
-        "expected UTF-8 text, got something else in a file: save the files as UTF-8"
-    )
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("a.txt", "Jörg"), ("a.csv", "text\nJörg"), ("a.jsonl", '{"text": "Jörg"}')],
+)
+def test_a_folder_that_is_not_utf8_is_refused_for_that(
+    name: str, line: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(f"{line}\n".encode("latin-1"))
+    assert refusal(str(tmp_path)).endswith("got something else in a file: save the files as UTF-8")
+
+
+def test_a_parquet_text_that_is_not_utf8_is_refused_for_that(tmp_path: Path) -> None:
+    texts = pa.array([b"J\xf6rg"]).view(pa.string())
+    parquet.write_table(pa.table({"text": texts}), tmp_path / "d.parquet")
+    assert "expected UTF-8 text, got something else" in refusal(str(tmp_path / "d.parquet"))
+
+
+def test_lines_of_arrays_are_refused_as_lists(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text('[{"role": "user"}]\n[{"role": "user"}]\n')
+    expected = "row 0 (counted from 0): expected a JSON object, got a list: write it as"
+    assert expected in refusal(str(tmp_path / "d.jsonl"))
 
 
 def test_files_with_different_columns_are_no_data_set(tmp_path: Path) -> None:
