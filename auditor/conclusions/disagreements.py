@@ -173,16 +173,22 @@ def _describe_greedy_contradiction(
 ) -> Iterator[str]:
     n_greedy = _count_hits(greedy)
     hits = []
+    # Of each attack that draws in its own way, the most in any setting: a text-only attacker tunes
+    # a soft prompt on another model.
+    n_by_attack = dict[str, int]()
     for f in sampled_rows:
         counts = []
         for m in filter(is_measured, (f.measurement(RECALL), f.measurement(ANY))):
             if m.n == greedy.n:  # else it attacked other secrets
                 counts.append(_count_hits(m))
-        if not (counts and f.draws_its_own_way):
+        if counts and f.draws_its_own_way:
+            n_by_attack[f.attack] = max(*counts, n_by_attack.get(f.attack, 0))
+        else:
             hits += counts
-        elif (tail := _bound_mcnemar_tail(n_greedy, max(counts), greedy.n)) < _IMPROBABLE:
+    for attack, n_extracted in n_by_attack.items():
+        if (tail := _bound_mcnemar_tail(n_greedy, n_extracted, greedy.n)) < _IMPROBABLE:
             yield (
-                f"{f.attack} extracts {max(counts):,} of {greedy.n:,}, and greedy decoding, which "
+                f"{attack} extracts {n_extracted:,} of {greedy.n:,}, and greedy decoding, which "
                 f"needs no tuning, {n_greedy:,} (paired: {_format_tail_probability(tail)} by "
                 "chance if they were alike): its soft prompt or its way of drawing hides what the "
                 "model knows."

@@ -223,6 +223,11 @@ def test_a_tuned_attack_below_greedy_decoding_has_not_earned_its_number(
         assert "needs no tuning" not in headline
     else:
         assert said + f"{n_greedy} (paired: {chance} by chance if they were alike)" in headline
+    white_box = replace(row("ethicist", share("recall", n_greedy, N)), drawn=100, samples=0)
+    both = run_of(
+        tuned, replace(white_box, setting="white-box"), greedy={"all": share("greedy", n_greedy, N)}
+    )
+    assert "needs no tuning" not in verdict.write_verdict_headline(both)
     plain = run_of(replace(tuned, samples=100), greedy={"all": share("greedy", n_greedy, N)})
     assert "needs no tuning" not in verdict.write_verdict_headline(plain)
 
