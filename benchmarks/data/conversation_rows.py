@@ -308,7 +308,8 @@ def _is_marked_untrained(message: Mapping[str, Any]) -> bool:
     """Return whether a row, a message or its part has a mark that excludes it from the loss."""
     marks = list(map(message.get, _MARKS))
     for name in _MARKED_SPANS:
-        for span in message.get(name) or ():
+        spans = message.get(name)
+        for span in spans if isinstance(spans, Sequence) else ():
             if isinstance(span, Mapping):
                 marks.append(span.get("train"))
     return any(map(_means_no, marks))
@@ -326,6 +327,8 @@ def _parse_history(history: Any) -> list[dict[str, Any]]:
     if isinstance(history, str) and history:
         with suppress(ValueError):  # refused below
             history = json.loads(history)
+    if history and not isinstance(history, Sequence):
+        history = [history]  # refused below
     turns = []
     for pair in history or ():
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:

@@ -470,12 +470,21 @@ def test_turns_of_a_prompt_have_no_loss_in_preference_training(tmp_path: Path) -
         ({"prompt": 7, "completion": "Ann."}, "its prompt is neither a text nor a list but a numb"),
     ],
 )
-def test_a_cell_of_a_prompt_or_completion_is_named(
-    bad: dict[str, Any], why: str, tmp_path: Path
-) -> None:
+def test_a_cell_of_another_type_is_named(bad: dict[str, Any], why: str, tmp_path: Path) -> None:
     rows = [{"prompt": "Who?", "completion": "Ann."}, bad]
     made = read_files(write(tmp_path / "d.jsonl", rows), tokenizer(), known_fraction=0)
     assert len(made.secrets) == 1 and any(why in note for note in made.notes)
+
+
+def test_a_history_or_a_mark_of_another_type_is_no_bug(tmp_path: Path) -> None:
+    row = {"instruction": "Who?", "input": "", "output": "Ann."}
+    data = write(tmp_path / "d.jsonl", [row, {**row, "history": 5}])
+    made = read_files(data, tokenizer(), known_fraction=0)
+    assert len(made.secrets) == 1 and any("a history that is no list" in n for n in made.notes)
+    said = messages(talk("Who?", "Ann."))
+    said[1]["training_detail"] = 5
+    data = write(tmp_path / "m.jsonl", [{"messages": said}])
+    assert suffixes(read_files(data, tokenizer(), known_fraction=0)) == ["Ann."]
 
 
 @pytest.mark.parametrize("values", [(True, False), ("true", "False")])
