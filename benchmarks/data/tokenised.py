@@ -281,7 +281,10 @@ def _read_tokenised_texts(
         for name, column in columns.items():
             if column[row] is not None and column[row] is not tables.ABSENT:
                 values[name] = column[row]
-        for groups, side in _list_row_sides(at, values, learns_prompts):
+        sides = list(_list_row_sides(at, values, learns_prompts))
+        if not sides:
+            raise AuditError(f"{at}: expected token ids, got null: leave out rows without them")
+        for groups, side in sides:
             texts += _split_tokenised_row_into_texts(at, row, side, vocab_size, uses_mask, groups)
     notes = table.list_unread_notes()
     if COMPLETION_MASK in columns and LABELS not in columns and uses_mask in _MASK_NOTES:

@@ -297,6 +297,12 @@ def test_rows_that_are_none_of_a_trainer_s_are_refused(
         cut([{**ROW, **change}], tmp_path)
 
 
+def test_a_row_without_token_ids_is_refused_by_number(tmp_path: Path) -> None:
+    nothing = {"input_ids": None, "labels": None}
+    with pytest.raises(AuditError, match=r"row 1 .* expected token ids, got null: leave out rows"):
+        cut([ROW, {**ROW, **nothing}], tmp_path)
+
+
 def test_what_does_not_say_what_was_learnt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match="expected labels next to input_ids"):
         cut([{"input_ids": [1, 2]}], tmp_path)
