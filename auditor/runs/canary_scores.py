@@ -107,7 +107,8 @@ def score_canaries(
     )
     attacked = wrap_prefixed_model(target, prefix.tokens)
     attacked.check_text_fits(0, longest)
-    with reporter.stage(f"exposure of {len(secrets)} canaries"):
+    # A run caches hidden states, too: it scores the canaries in the same batches.
+    with reporter.stage(f"exposure of {len(secrets)} canaries"), attacked.cache_hidden_states(True):
         view = View("undefended", attacked, WHITE_BOX, seed, tokenizer=target.tokenizer)
         observations = observe_all_secrets(probe, view, secrets)
     notes = (prefix.said, *target.notes, *probe.notes(secrets, observations))
