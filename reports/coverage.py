@@ -88,8 +88,8 @@ def format_coverage(result: AuditResult) -> str:
     """Return how many records were audited, and how many rows were not, by reason.
 
     `41 of 135 records audited (150 rows given: 94 not asked ..., 15 auxiliary data)`. The rows
-    given include identical copies and auxiliary data; the records do not. Return "" if records were
-    not counted.
+    given include identical copies and auxiliary data; the records do not. Splits and files of the
+    data that are not read come last. Return "" if records were not counted.
     """
     counts = result.benchmark.records.get("members")
     if counts is None:
@@ -109,7 +109,10 @@ def format_coverage(result: AuditResult) -> str:
         tokens = f", {counts.attacked_tokens / counts.tokens:.0%} of their tokens attacked"
         if counts.context_tokens:
             tokens += f", with at most {counts.context_tokens:,} tokens of context"
-    return f"{format_audited_share(result)} records audited{tokens}{f' ({rest})' if rest else ''}"
+    if rest:
+        tokens += f" ({rest})"
+    summary = f"{format_audited_share(result)} records audited{tokens}"
+    return "; ".join((summary, *counts.unread_parts))
 
 
 def list_missing_attacks(result: AuditResult) -> list[str]:

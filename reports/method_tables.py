@@ -139,6 +139,7 @@ def _build_attacked_records_blocks(material: ReportMaterial) -> Iterator[Block]:
             by_copies.append(f"{f.attack} ({f.setting}): {coverage.format_strata(f)}")
     facts = (
         ("Records", coverage.format_coverage(result)),
+        ("Columns with texts or media that are not read", ", ".join(n.unread_columns)),
         ("Extracted by copies", "; ".join(by_copies)),
         ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
         ("Near-duplicates of auxiliary data", _format_near_duplicates(n)),

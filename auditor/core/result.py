@@ -406,6 +406,7 @@ class RecordCounts:
         context_tokens: length of the longest prefix, if the attacker knows less than all that
             precedes some suffix; else 0.
         by_copies: number of members that could be attacked, by number of copies ("" if unknown).
+        unread_parts: phrases about splits and files of the data that are not read.
     """
 
     given: int
@@ -419,6 +420,7 @@ class RecordCounts:
     attacked_tokens: int = 0
     context_tokens: int = 0
     by_copies: dict[str, int] = field(default_factory=dict)
+    unread_parts: tuple[str, ...] = ()
 
     @property
     def askable(self) -> int:

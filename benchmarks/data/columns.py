@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,11 @@ _MOST_KINDS = _GROUPS = 50  # the most that a report shows
 _GROUP_LENGTH = 80  # shorter than any free text
 _KIND = re.compile("[a-z][a-z0-9-]{0,31}")
 PLAIN = (("text",), ("prefix", "suffix"))  # layouts, besides those of conversations
+# Why a row of such a layout is left out if it has no text to attack.
+NO_TEXT = {
+    PLAIN[0]: "no text (empty, null or only white space)",
+    PLAIN[1]: "prefix or suffix is empty",
+}
 _READ = tuple(dict.fromkeys(column for layout in LAYOUTS for column in layout))
 _LAYOUTS_LABEL = ", ".join(map("+".join, LAYOUTS))
 CHAT = (*_READ, *BESIDE)
@@ -97,6 +103,7 @@ class UnreadRows:
     of_several_groups, of_several_users: positions in the sample of rows whose copies differ in
         group or user.
     kinds: Arrow type of each column of objects, from all rows (`DataTable.infer_nested_kinds`).
+    left_out: numbers of rows without a text, keyed by reason; they are not in the sample.
     """
 
     rows: tuple[int, ...]
@@ -111,6 +118,7 @@ class UnreadRows:
     of_several_groups: frozenset[int] = frozenset()
     of_several_users: frozenset[int] = frozenset()
     kinds: ColumnKinds = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     def contains_user(self, user: str) -> bool:
         """Return whether the table has a row of this user."""
@@ -201,28 +209,34 @@ class DataTable(RecordTable):
 
     # --- texts ---
 
-    def list_texts(self) -> list[str]:
+    def list_texts(self, may_be_null: bool = False) -> list[str]:
         """Return the text of every row; prefix and suffix are joined.
 
-        Raise AuditError if the table has conversations.
+        may_be_null: see `list_text_values`. Raise AuditError if the table has conversations.
         """
         if self.has_conversations:
             raise AuditError(
                 f"{self.label}: expected text here, or prefix and suffix, got "
                 f"{' and '.join(self.layout)}"
             )
-        return list(map("".join, zip(*map(self.list_text_values, self.layout), strict=True)))
+        columns = [self.list_text_values(name, may_be_null) for name in self.layout]
+        return list(map("".join, zip(*columns, strict=True)))
 
-    def list_text_values(self, column: str) -> list[str]:
-        """Return the values of a column whose values must be texts."""
+    def list_text_values(self, column: str, may_be_null: bool = False) -> list[str]:
+        """Return the values of a column whose values must be texts.
+
+        may_be_null: whether null counts as an empty text, as CSV writes it.
+        """
         values = list(self.column(column))
         for row, value in enumerate(values):
-            if not isinstance(value, str):
+            if value is None and may_be_null:
+                values[row] = ""
+            elif not isinstance(value, str):
                 kind = describe_cell_value_type(value)
                 if self.rows == 1 and isinstance(value, list | dict):
                     kind += ": write an object for each row"  # pandas writes one of columns
                 raise self._make_cell_error(row, column, "text", kind)
-            if not value.isascii() and re.search(
+            elif not value.isascii() and re.search(
                 "[\ud800-\udfff]", value
             ):  # JSON can hold half a character: "\ud83d"
                 raise self._make_cell_error(row, column, "text", "half of a surrogate pair")
@@ -319,11 +333,17 @@ class DataTable(RecordTable):
     def hash_rows(self) -> Ints:
         """Return a hash of each row's text or conversation, of shape (rows,), int64.
 
-        In conversations, null counts as a missing key, because Parquet has all keys in all rows.
-        Raise AuditError, with the row, if a value is not text.
+        Rows without a text have the hash of "". In conversations, null counts as a missing key,
+        because Parquet has all keys in all rows. Raise AuditError, with the row, if a value is not
+        text.
         """
         if not self.has_conversations:
-            return hash_texts(self.list_texts())
+            texts = self.list_texts(may_be_null=True)
+            parts = map(self.list_text_values, self.layout, repeat(True))
+            for place, cells in enumerate(zip(*parts, strict=True)):
+                if not (cells[0] and cells[-1].strip()):
+                    texts[place] = ""
+            return hash_texts(texts)
         names = [name for name in CHAT if name in self.columns]
         texts = []
         for cells in zip(*map(self.column, names), strict=True):

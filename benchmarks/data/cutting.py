@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from auditor.benchmarks.data import chat, chat_rendering
 from auditor.benchmarks.data.chat import RenderedChat
 from auditor.benchmarks.data.chat_rendering import ChatRendering
-from auditor.benchmarks.data.columns import ColumnKinds, DataTable
+from auditor.benchmarks.data.columns import NO_TEXT, ColumnKinds, DataTable
 from auditor.benchmarks.data.conversation_rows import (
     ASSISTANT,
     Conversation,
@@ -199,10 +199,10 @@ def cut_rows_into_parts(
         )
         rows = table.parse_conversations(kinds=cut.kinds)
         return _cut_conversations(cut, cut.form, rows, counts), counts
-    texts = table.list_texts()
+    texts = table.list_texts(may_be_null=True)
     if layout == ("prefix", "suffix"):
         counts = CutCounts("prefix and suffix tokenised jointly and kept whole", texts)
-        return _cut_pairs(cut, table.list_text_values("prefix"), counts), counts
+        return _cut_pairs(cut, table.list_text_values("prefix", True), counts), counts
     counts = CutCounts(cut.lengths.rule, texts)
     return _cut_texts_into_parts(cut, counts), counts
 
@@ -212,6 +212,10 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
     for row, (text, (ids, offsets)) in enumerate(
         zip(counts.texts, encode_data_texts(cut.tokenizer, counts.texts), strict=True)
     ):
+        counts.row_tokens[row] = len(ids)
+        if not text.strip():
+            yield row, NO_TEXT["text",]
+            continue
         begin, trained_end = cut.trained_span(len(ids))
         n_trained = trained_end - begin
         n_shared = cut.shared.length_in(ids)
@@ -221,7 +225,6 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
                 f"cut where they begin to differ: many others begin with the same {n_shared} tokens"
             ] += 1
         tokens = array("i", ids)
-        counts.row_tokens[row] = len(tokens)
         if cut.trained is not None and ids and not n_trained:
             places = cut.trained.beyond_phrase
         if isinstance(places, str):
@@ -267,7 +270,7 @@ def measure_shared_beginnings(tokenizer: Any, table: DataTable) -> SharedBeginni
     """Return the prefixes that many texts of a table share; none if it has no text column."""
     if table.layout != ("text",):
         return NOTHING_SHARED
-    texts = table.list_texts()
+    texts = table.list_texts(may_be_null=True)
     n_texts, n_characters = _COMPARED
     sample = [text[:n_characters] for text in texts[:: -(-len(texts) // n_texts)]]
     return find_shared_beginnings([ids for ids, _ in encode_data_texts(tokenizer, sample)])
@@ -302,8 +305,8 @@ def _cut_pair(
     the space from a token's offsets, so that " b" after "a" seems to start after "a ".
     """
     n_prefix = len(prefix)
-    if not 0 < n_prefix < len(text):
-        return "prefix or suffix is empty"
+    if not (prefix and text[n_prefix:].strip()):
+        return NO_TEXT["prefix", "suffix"]
     if decode_keeping_special_tokens(tokenizer, ids) != text:
         return "the tokenizer does not give this text back (it normalises it)"
     begun = sum(start < n_prefix for start, _ in offsets)  # tokens that begin in the prefix

@@ -250,6 +250,7 @@ class RecordSource:
     not_attacked: usable rows without a record, keyed by reason.
     unread: statistics of the rows of a large table that were only counted.
     counts_occurrences: whether repeats are the records' occurrences in all texts.
+    unread_parts: see `RecordTable`.
     """
 
     label: str
@@ -263,6 +264,7 @@ class RecordSource:
     not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unread: UnreadRows | None = None
     counts_occurrences: bool = False
+    unread_parts: tuple[str, ...] = ()
 
     @cached_property
     def table(self) -> DataRecordTable:
@@ -316,6 +318,7 @@ class RecordSource:
         n_beyond_limit = n_candidates - len(audited_rows)
         n_rows = len(self.usable_rows.union(*left_out_rows.values()))
         if self.unread is not None:
+            all_left_out |= self.unread.left_out
             n_beyond_limit += self.unread.n_distinct
             n_rows = self.unread.n_rows
         rules = {AUXILIARY: n_known, BY_LIMIT: n_beyond_limit}
@@ -333,6 +336,7 @@ class RecordSource:
         return RecordCounts(
             *(n_rows, len(audited_rows), copies, all_left_out, by_rule, parts),
             *(tokens, attacked_tokens, context_tokens),
+            unread_parts=self.unread_parts,
         )
 
 

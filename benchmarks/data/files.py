@@ -178,7 +178,7 @@ class Files(Benchmark):
                             repeats[row],
                         )
             return
-        encoded = cutting.encode_data_texts(self.tokenizer, table.list_texts())
+        encoded = cutting.encode_data_texts(self.tokenizer, table.list_texts(may_be_null=True))
         for (ids, _), times in zip(encoded, repeats, strict=True):
             yield tuple(ids), times
 
@@ -309,6 +309,7 @@ def _build_record_source(
         *(table.label, records, tuple(unusable), tuple(notes)),
         *(part_noun, form, counts.row_tokens, texts),
         counts_occurrences=counts_occurrences,
+        unread_parts=table.unread_parts,
     )
     if table.unread is None:
         return source
@@ -352,6 +353,9 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
         f"{len(unread.rows):,} of the {n_distinct:,} distinct {noun}s was tokenised, since --limit "
         "attacks fewer"
     )
+    notes = [note]
+    for reason, n in unread.left_out.items():
+        notes.append(f"{source.label}: left out {format_count(n, 'row')}: {reason}")
     records = source.table
     rows = np.array(unread.rows, np.int32)[records.rows]
     return replace(
@@ -359,7 +363,7 @@ def _restore_row_numbers(source: RecordSource, unread: UnreadRows) -> RecordSour
         records=replace(records, numbers={**records.numbers, "row": rows}),
         unusable=tuple((unread.rows[row], reason) for row, reason in source.unusable),
         row_tokens={unread.rows[row]: n for row, n in source.row_tokens.items()},
-        notes=(*source.notes, note),
+        notes=(*source.notes, *notes),
         unread=unread,
     )
 

@@ -367,7 +367,7 @@ def _count_large_table(
     scan = _scan_rows(work, head, hash_blocks)
     if len(scan.hashes) <= max(LARGE, order.size):
         return None
-    return _choose_sample(scan, order, head.texts)
+    return _choose_sample(work, scan, order, head.texts)
 
 
 def is_large_text_table(where: str, path: Path) -> bool:
@@ -436,11 +436,13 @@ def _scan_rows(work: BlockHashing, head: DataTable, hash_blocks: HashBlocks) -> 
     return scan
 
 
-def _choose_sample(scan: BlockCounts, order: SamplingOrder, texts: tuple[str, ...]) -> UnreadRows:
+def _choose_sample(
+    work: BlockHashing, scan: BlockCounts, order: SamplingOrder, texts: tuple[str, ...]
+) -> UnreadRows:
     """Choose distinct rows to read, and return them with counts of the whole table.
 
-    texts: names of the text columns. Raise NotStreamable if the table lacks a required row: the
-    caller then reads the whole table to report the missing row.
+    texts: names of the text columns. Raise NotStreamable if no row has a text, or if the table
+    lacks a required row: the caller then reads the whole table to report it.
     """
     distinct, first, of_row, copies = np.unique(
         scan.hashes, return_index=True, return_inverse=True, return_counts=True
@@ -448,8 +450,15 @@ def _choose_sample(scan: BlockCounts, order: SamplingOrder, texts: tuple[str, ..
     if columns.REPEATS in scan.numbers:
         copies = np.zeros(len(distinct), np.int64)
         np.add.at(copies, of_row, scan.numbers[columns.REPEATS])
+    is_empty = distinct == columns.hash_texts([""])
     by_row = np.argsort(first)
-    random_order = order.draw_order(len(first))
+    by_row = by_row[~is_empty[by_row]]
+    if not len(by_row):
+        raise NotStreamable
+    left_out = {}
+    if is_empty.any():
+        left_out[columns.NO_TEXT[work.layout]] = int(np.count_nonzero(is_empty[of_row]))
+    random_order = order.draw_order(len(by_row))
     chosen = _choose_rows(copies[by_row], random_order, order.size, order.copied_first)
     if order.required is not None:
         if _find_table_layout(order.required) is None:
@@ -485,6 +494,7 @@ def _choose_sample(scan: BlockCounts, order: SamplingOrder, texts: tuple[str, ..
         of_several_groups=find_mixed(_GROUPS),
         of_several_users=find_mixed(_USERS),
         kinds=scan.kinds,
+        left_out=left_out,
     )
 
 

@@ -70,8 +70,8 @@ class RecordTable:
         (also inside lists and objects), images, videos and sound.
     first_row: number of the first row, if the table is a part of a file; errors give row numbers in
         the file.
-    unread_splits: names of the data set's splits that are not read.
-    folder_notes: sentences about the files of a folder.
+    unread_parts: phrases about the splits of a data set and files of a folder that are not read.
+    folder_notes: sentences about how the files of a folder are read.
     """
 
     label: str
@@ -80,16 +80,12 @@ class RecordTable:
     column: Callable[[str], Sequence[Any]]
     texts: tuple[str, ...] = ()
     first_row: int = 0
-    unread_splits: tuple[str, ...] = ()
+    unread_parts: tuple[str, ...] = ()
     folder_notes: tuple[str, ...] = ()
 
     def list_unread_notes(self) -> list[str]:
-        """Return sentences about the splits and files that are not read, if any."""
-        notes = [f"{self.label}: {note}" for note in self.folder_notes]
-        if self.unread_splits:
-            names = ", ".join(self.unread_splits)
-            notes.append(f"{self.label}: only the split train is read, not {names}")
-        return notes
+        """Return sentences about splits and files, first about those that are not read."""
+        return [f"{self.label}: {note}" for note in (*self.unread_parts, *self.folder_notes)]
 
 
 def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
@@ -130,14 +126,15 @@ def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable
                 plain.select(range(min(FIRST, dataset.num_rows)))[:],
                 lambda column: plain.select_columns([column])[:].column(0),
             )
+            unread_files, folder_notes = _list_folder_notes(path)
             return RecordTable(
                 label,
                 tuple(dataset.column_names),
                 dataset.num_rows,
                 values.__getitem__,
                 texts,
-                unread_splits=_list_unread_splits(path, dataset),
-                folder_notes=_list_folder_notes(path),
+                unread_parts=(*_list_unread_splits(path, dataset), *unread_files),
+                folder_notes=folder_notes,
             )
     if reader is None:
         got = path.suffix or "no ending"
@@ -503,12 +500,12 @@ def _list_visible_files(folder: Path) -> list[Path]:
     return files
 
 
-def _list_folder_notes(folder: Path) -> tuple[str, ...]:
-    """Say which files of a folder `datasets` does not read, and that it reads texts by line."""
+def _list_folder_notes(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Say which files of a folder `datasets` does not read; then, that it reads texts by line."""
     import datasets
 
     if not folder.is_dir() or any((folder / file).is_file() for file in SAVED):
-        return ()
+        return (), ()
     with _dataset_cache_context(True) as cache:
         builder = datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
     read_files = {
@@ -516,12 +513,15 @@ def _list_folder_notes(folder: Path) -> tuple[str, ...]:
     }
     files = _list_visible_files(folder)
     unread_files = [file for file in files if file.resolve() not in read_files]
+    unread_parts = []
     notes = []
     if unread_files:
-        notes.append(f"files of the folder that are not read: {_count_endings(unread_files)}")
+        unread_parts.append(
+            f"files of the folder that are not read: {_count_endings(unread_files)}"
+        )
     if builder.info.builder_name == "text":
         notes.append("each line of the .txt files is a row (a text of several lines: use JSONL)")
-    return tuple(notes)
+    return tuple(unread_parts), tuple(notes)
 
 
 def _count_endings(files: Iterable[Path]) -> str:
@@ -531,12 +531,13 @@ def _count_endings(files: Iterable[Path]) -> str:
 
 
 def _list_unread_splits(folder: Path, train: datasets.Dataset) -> tuple[str, ...]:
-    """Return the names of a data set's splits other than `train`."""
+    """Name a data set's splits other than `train`, in one phrase; () without them."""
     names = list(train.info.splits or ())
     if any((folder / file).is_file() for file in SAVED):  # `info` may name splits of its origin
         saved = folder / "dataset_dict.json"
         names = json.loads(saved.read_text())["splits"] if saved.is_file() else []
-    return tuple(name for name in names if name != "train")
+    others = [name for name in names if name != "train"]
+    return (f"only the split train is read, not {', '.join(others)}",) if others else ()
 
 
 @contextmanager

@@ -130,9 +130,10 @@ class Tokenised(Benchmark):
         earlier = {}
         files = list_data_files(plan)
         for flag, name in files.items():
-            texts[flag], notes = _read_tokenised_texts(flag, name, vocab_size, arguments)
-            label = f"{flag} {name!r}"
-            sources[flag], earlier[flag] = _build_run_source(label, texts[flag], notes, lengths)
+            table = tables.read_record_table(flag, name, _COLUMNS)
+            texts[flag], notes = _read_tokenised_texts(table, vocab_size, arguments)
+            source, earlier[flag] = _build_run_source(table.label, texts[flag], notes, lengths)
+            sources[flag] = replace(source, unread_parts=table.unread_parts)
         counts = split_records_into_benchmark(self, sources, split, "row")
         self._texts = {True: texts["--data"], False: texts["--nonmembers"]}
         self.heldout_given = tuple(
@@ -250,14 +251,13 @@ class _Text:
 
 
 def _read_tokenised_texts(
-    flag: str, name: str, vocab_size: int, arguments: Mapping[str, Any] | None
+    table: tables.RecordTable, vocab_size: int, arguments: Mapping[str, Any] | None
 ) -> tuple[list[_Text], tuple[str, ...]]:
     """Return every text of every row, and notes.
 
-    flag, name: the data's option and name. arguments: the trainer's arguments, from
-    `read_trainer_arguments`. Raise AuditError if there are rows that no trainer makes.
+    arguments: the trainer's arguments, from `read_trainer_arguments`. Raise AuditError if there are
+    rows that no trainer makes.
     """
-    table = tables.read_record_table(flag, name, _COLUMNS)
     title = table.label
     columns = {key: table.column(key) for key in _COLUMNS if key in table.columns}
     if not _has_token_ids(columns):

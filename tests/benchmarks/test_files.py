@@ -126,7 +126,7 @@ def test_text_stays_what_it_is_in_every_format(tmp_path: Path, ending: str) -> N
         ' "quoted", ',
         "\nnext\r\nline",
         " é🙂\u2028x",
-        " ",
+        "  x ",
     ]
     benchmark = build(
         write(tmp_path / f"d.{ending}", [{"prefix": "code:", "suffix": s} for s in suffixes])
@@ -146,6 +146,45 @@ def test_an_empty_value_stays_empty_and_its_row_is_left_out_aloud(
     assert any(
         "prefix or suffix is empty (row 1, counted from 0)" in note for note in benchmark.notes
     )
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize(
+    ("column", "reason"),
+    [
+        ("text", "no text (empty, null or only white space)"),
+        ("suffix", "prefix or suffix is empty"),
+    ],
+)
+def test_rows_without_a_text_are_left_out_and_counted_in_every_format(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ending: str,
+    is_large: bool,
+    column: str,
+    reason: str,
+) -> None:
+    texts = [*LINES[:30], None, "", " \n\t " * 30, None]
+    rows = [{"prefix": "It is:", "suffix": text} for text in texts]
+    options = {"prefix_length": None, "suffix_length": None}
+    if column == "text":
+        rows = [{"text": text} for text in texts]
+        options = {}
+    path = tmp_path / f"d.{ending}"
+    read = read_large(path, monkeypatch, rows, known_fraction=0, **options)
+    if not is_large:
+        read = build(str(path))
+    counts = read.record_counts["members"]
+    assert counts.given == 34 and counts.left_out == {reason: 4} and counts.askable == 30
+    assert counts.audited == (3 if is_large else 30)
+    assert counts.given == counts.audited + 4 + sum(counts.not_attacked.values())
+    assert sum(f"left out 4 rows: {reason}" in note for note in read.notes) == 1
+
+
+def test_a_file_without_any_text_is_refused(tmp_path: Path) -> None:
+    data = write(tmp_path / "d.jsonl", [{"text": None}, {"text": " "}])
+    assert refusal(data).endswith("(2 rows: no text (empty, null or only white space))")
 
 
 def test_byte_order_mark_blank_lines_and_unused_columns_do_not_matter(tmp_path: Path) -> None:
@@ -189,11 +228,6 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
             "d.jsonl",
             b'{"prefix": "%s", "suffix": 7320}\n',
             "row 0 (counted from 0), column 'suffix': expected text, got a n",
-        ),
-        (
-            "d.jsonl",
-            b'{"prefix": "%s", "suffix": null}\n',
-            "column 'suffix': expected text, got null",
         ),
         ("d.jsonl", b'{"text": ["%s"]}\n', "column 'text': expected text, got a list"),
         ("d.json", b'{"text": {"0": "%s"}}', "text, got an object: write an object for each row"),
@@ -283,6 +317,10 @@ def test_splits_that_are_not_read_are_named(tmp_path: Path) -> None:
         ]
         assert "only the split train is read, not" in note
         assert "test" in note and "validation" in note
+        counts = build(str(tmp_path / folder)).record_counts["members"]
+        assert [note] == [
+            f"--data {str(tmp_path / folder)!r}: {part}" for part in counts.unread_parts
+        ]
     only = build(str(tmp_path / "saved" / "train")).notes
     assert not [note for note in only if "the split train" in note]
 
@@ -306,9 +344,10 @@ def test_files_of_a_folder_that_are_not_read_are_counted(tmp_path: Path) -> None
     assert not [note for note in clean if "not read" in note or "each line" in note]
     for name in ("notes.txt", "Anna Lee.md", "LICENSE", ".hidden.txt"):
         (tmp_path / name).write_text(long)
-    notes = build(str(tmp_path), known_fraction=0.0).notes
+    made = build(str(tmp_path), known_fraction=0.0)
     unread = "files of the folder that are not read: 1 .md, 1 .txt, 1 without an ending"
-    assert [note for note in notes if note.endswith(unread)]
+    assert [note for note in made.notes if note.endswith(unread)]
+    assert made.record_counts["members"].unread_parts == (unread,)
     # Of a README.md without metadata nothing is said.
     assert not logging.getLogger("huggingface_hub.repocard").isEnabledFor(logging.WARNING)
 
@@ -355,7 +394,7 @@ def test_files_with_different_columns_are_no_data_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("column", "kind"),
-    [([7], "a number"), ([None], "null"), ([b"x"], "bytes"), ([True], "true or false")],
+    [([7], "a number"), ([b"x"], "bytes"), ([True], "true or false")],
 )
 def test_a_parquet_column_that_is_not_text_is_refused(
     tmp_path: Path, column: list[Any], kind: str
@@ -409,7 +448,8 @@ def test_prefix_and_suffix_of_kept_rows_give_the_text_back(
     ) in rows:  # nothing that could be kept is left out: at a boundary the halves are the whole
         halves = tokenizer([prefix, suffix])["input_ids"] if prefix and suffix else [[], []]
         whole = tuple(tokenizer(prefix + suffix)["input_ids"])
-        assert tuple(halves[0] + halves[1]) != whole or not (prefix and suffix) or whole in kept
+        has_text = prefix and suffix.strip()
+        assert tuple(halves[0] + halves[1]) != whole or not has_text or whole in kept
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from auditor.conclusions.strata import find_worst_group, measure_weighted_share
 from auditor.core.nouns import UNDEFENDED, Secret
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
 from auditor.models.trained_length import TrainedLength
-from auditor.reports import coverage, phrases, screen, severity
+from auditor.reports import coverage, html, markdown, phrases, screen, severity
 from auditor.statistics.extraction import group_copies_strata, measure_group_shares
 from auditor.statistics.intervals import measure_share
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
@@ -192,6 +192,24 @@ def test_every_count_of_records_leaves_out_copies_and_auxiliary_data(result: Aud
         coverage.format_coverage(made)
         == "25 of 135 records audited (234 rows given: 84 identical copies, 15 known, 110 late)"
     )
+
+
+def test_splits_files_and_columns_that_are_not_read_are_said_with_the_records(
+    result: AuditResult,
+) -> None:
+    made = copied(result, 3, 12, 123, 29)
+    parts = ("only the split train is read, not test", "files that are not read: 1 .md")
+    counts = replace(made.benchmark.records["members"], unread_parts=parts)
+    benchmark = replace(
+        made.benchmark, records={"members": counts}, unread_columns=("turns", "notes")
+    )
+    made = replace(made, benchmark=benchmark)
+    expected = f"41 of 141 records audited (6 too short); {'; '.join(parts)}"
+    assert coverage.format_coverage(made) == expected
+    for text in (markdown.render_markdown_report(made), html.render_html_report(made)):
+        assert expected in text and "turns, notes" in text
+    shown = screen.build_first_screen(made, Path("runs/latest"), 100).plain
+    assert expected in " ".join(shown.split())
 
 
 def test_the_share_of_tokens_that_was_attacked_is_said(result: AuditResult) -> None:
