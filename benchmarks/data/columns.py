@@ -299,7 +299,14 @@ class DataTable(RecordTable):
 
     def _list_values(self, column: str) -> list[Any]:
         """Return the values of a column, and None for rows without it."""
-        return [None if value is ABSENT else value for value in self.column(column)]
+        return [None if value is ABSENT else value for value in self._list_cells(column)]
+
+    def _list_cells(self, column: str) -> Sequence[Any]:
+        """Return the values of a column; messages that are JSON text become lists."""
+        values = self.column(column)
+        if (column,) not in LAYOUTS:
+            return values
+        return list(map(conversation_rows.decode_messages, values))
 
     @property
     def has_unclear_labels(self) -> bool:
@@ -346,7 +353,7 @@ class DataTable(RecordTable):
             return hash_texts(texts)
         names = [name for name in CHAT if name in self.columns]
         texts = []
-        for cells in zip(*map(self.column, names), strict=True):
+        for cells in zip(*map(self._list_cells, names), strict=True):
             row = {}
             for name, value in zip(names, cells, strict=True):
                 if value is not ABSENT:
@@ -387,7 +394,7 @@ class DataTable(RecordTable):
             return [()] * self.rows
         marks_of_rows = []
         cell_texts = zip(
-            *(map(_format_table_cell, self.column(name)) for name in self.layout), strict=True
+            *(map(_format_table_cell, self._list_cells(name)) for name in self.layout), strict=True
         )
         kinds = set()
         for row, (value, parts) in enumerate(zip(self.column(PII), cell_texts, strict=True)):

@@ -80,6 +80,9 @@ _PUBLIC = (
 )
 _SHAREGPT = {"from": "role", "value": "content"}
 _TURNS = 'expected a JSON list of {"role": ..., "content": ...}'
+_CALLS = '[{"function": {"name": ..., "arguments": ...}}]'
+# A list of messages in JSON or as Python writes it.
+_WRITTEN_MESSAGES = re.compile(r"""\s*\[\s*\{\s*["'](role|content|from|value)["']\s*:""")
 THOUGHT = re.compile(r"^(\s*<think>\s*)(.*?)(\s*</think>\s*)", re.DOTALL)
 
 Message = Mapping[str, Any]
@@ -180,11 +183,13 @@ def _split_preferences(row: Mapping[str, Any]) -> tuple[Any, Any, Any]:
         chosen = [chosen]
     if isinstance(rejected, Mapping):
         rejected = [rejected]
+    for name, side in zip(PREFERENCES, (chosen, rejected), strict=True):
+        if not isinstance(side, Sequence):
+            kind = describe_cell_value_type(side)
+            raise UnusableConversation(f"its {name} side is neither a text nor a list but {kind}")
     prompt = row.get("prompt")
     if prompt is None and row.get("instruction") is not None:
         return None, chosen, rejected
-    if not isinstance(chosen, Sequence) or not isinstance(rejected, Sequence):
-        raise UnusableConversation("a chosen or rejected side that is neither a text nor a list")
     if prompt is not None and not (isinstance(prompt, str) and _repeats_prompt(chosen)):
         return prompt, chosen, rejected
     shared = min(count_common_beginning(chosen, rejected), len(chosen) - 1, len(rejected) - 1)
@@ -343,13 +348,20 @@ def _list_normalised_messages(messages: Any, role: str, keep_nulls: bool) -> lis
 
     A plain text becomes one turn of the speaker `role`.
     """
+    name = "prompt" if role == USER else "answer"
     if isinstance(messages, str) and role:
+        if _WRITTEN_MESSAGES.match(messages):
+            raise UnusableConversation(
+                f"its {name} is a list of messages written as text: give lists, as in JSONL, or "
+                "the columns prefix and suffix if this text was trained on"
+            )
         return [{"role": role, "content": messages}]
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         kind = describe_cell_value_type(messages)
         if role:
-            name = "prompt" if role == USER else "answer"
             raise UnusableConversation(f"its {name} is neither a text nor a list but {kind}")
+        if isinstance(messages, str) and _WRITTEN_MESSAGES.match(messages):
+            kind = "text that is not JSON: write lists with json.dumps, not str"
         raise UnusableConversation(f"its messages are no list but {kind} ({_TURNS})")
     turns = []
     for message in messages:
@@ -373,10 +385,38 @@ def _list_normalised_messages(messages: Any, role: str, keep_nulls: bool) -> lis
         for key, value in renamed.items():
             if key not in (*_MARKS, *_MARKED_SPANS) and (keep_nulls or value is not None):
                 turn[key] = value
+        if not _are_tool_calls(renamed.get("tool_calls")):
+            raise UnusableConversation(f"tool_calls in another form than {_CALLS}")
         if any(map(_is_marked_untrained, (renamed, *parts))):
             turn[NO_LOSS] = MARKED
         turns.append(turn)
     return turns
+
+
+def _are_tool_calls(calls: Any) -> bool:
+    """Return whether a message's `tool_calls` is empty, or a list of calls with names."""
+    if not calls:
+        return True
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        return False
+    for call in calls:
+        function = call.get("function", call) if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not function.get("name"):
+            return False
+    return True
+
+
+def decode_messages(value: Any) -> Any:
+    """Return a list of messages that a cell holds as JSON text, as in CSV; None for "".
+
+    Any other value is returned unchanged.
+    """
+    if not isinstance(value, str):
+        return value
+    with suppress(ValueError, RecursionError):
+        if isinstance(messages := json.loads(value), list):
+            return messages
+    return value or None
 
 
 def _describe_content_without_text(content: Any) -> str:
@@ -422,7 +462,10 @@ def _parse_conversation_tools(tools: Any) -> Any:
 
 
 def _parse_chat_template_options(options: Any, keep_nulls: bool) -> dict[str, Any]:
-    if options is None:
+    if isinstance(options, str) and options:
+        with suppress(ValueError):  # refused below
+            options = json.loads(options)
+    if options is None or options == "":
         return {}
     if not isinstance(options, Mapping):
         raise UnusableConversation("chat_template_kwargs that are no object")

@@ -577,10 +577,31 @@ def _raise_dataset_load_error(where: str, folder: Path, error: Exception) -> NoR
     elif local and isinstance(error.__cause__, UnicodeDecodeError):
         problem = _NO_UTF8
     elif kind == "DatasetGenerationError" and local:
-        problem = "cannot be loaded as a data set: give one file, or files with the same columns"
+        problem = f"cannot be loaded as a data set: {_find_folder_fault(where, folder)}"
     else:
         problem = f"cannot be loaded as a data set ({kind})"
     raise AuditError(f"{where}: {problem}") from None
+
+
+def _find_folder_fault(where: str, folder: Path) -> str:
+    """Say why the files of a folder are no data set.
+
+    Raise AuditError if a file is broken, with its name and the line.
+    """
+    first: tuple[str, set[str]] | None = None
+    for path in sorted(_list_visible_files(folder)):
+        reader = _READERS.get(path.suffix.lower())
+        if reader is None:
+            continue
+        name = str(path.relative_to(folder))
+        columns = set(reader(f"{where}, file {name!r}", path, ()).columns)
+        if first is not None and columns != first[1]:
+            return (
+                f"{first[0]!r} and {name!r} have different columns: give one file, or files with "
+                "the same columns"
+            )
+        first = first or (name, columns)
+    return "give one file, or files whose columns have the same types"
 
 
 # --- changed copies ---

@@ -468,10 +468,20 @@ BAD: dict[str, tuple[Any, str]] = {
     "calls": (
         [
             {"role": "user", "content": "x"},
-            {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+            {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f"}}]},
         ],
         "tool calls that the chat template does not write",
     ),
+    **{
+        f"calls in another form: {calls}": (
+            [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": "Ann.", "tool_calls": calls},
+            ],
+            'tool_calls in another form than [{"function": {"name": ..., "arguments": ...}}]',
+        )
+        for calls in ("f()", {"name": "f"}, [None], [{"id": "1"}], [{"function": {"name": None}}])
+    },
     "a call of OpenAI's old API": (
         [
             {"role": "user", "content": "x"},
@@ -489,6 +499,10 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "parts of text": ([{"role": "user", "content": ["Who?"]}], "a turn that is not text (text):"),
     "text": ("Who? Ann.", "its messages are no list but text (expected a JSON list"),
+    "Python's lists": (
+        str(messages(talk("Who?", "Ann."))),
+        "no list but text that is not JSON: write lists with json.dumps, not str (expected a JSON",
+    ),
     "columns": ({"role": ["user"], "content": ["Who?"]}, "no list but an object"),
     "words": (["Who?"], "no object"),
 }

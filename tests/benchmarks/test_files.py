@@ -388,7 +388,10 @@ def test_lines_of_arrays_are_refused_as_lists(tmp_path: Path) -> None:
 def test_files_with_different_columns_are_no_data_set(tmp_path: Path) -> None:
     for name in ("text", "body"):
         parquet.write_table(pa.table({name: [SECRET]}), tmp_path / f"{name}.parquet")
-    expected = "cannot be loaded as a data set: give one file, or files with the same columns"
+    expected = (
+        "cannot be loaded as a data set: 'body.parquet' and 'text.parquet' have different columns: "
+        "give one file, or files with the same columns"
+    )
     assert refusal(str(tmp_path)).endswith(expected)
 
 
@@ -927,7 +930,12 @@ def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
     )
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "train.jsonl").write_text(f'{{"text": "{SECRET}"\n{SECRET}')
-    assert "cannot be loaded as a data set" in refusal(str(tmp_path / "broken"))
+    broken = str(tmp_path / "broken")
+    assert refusal(broken).startswith(f"--data {broken!r}, file 'train.jsonl', line 1: not JSON: ")
+    (tmp_path / "types").mkdir()
+    for number in (1, "x"):
+        write(tmp_path / "types" / f"{number}.jsonl", [{"text": "a b c", "id": number}])
+    assert refusal(str(tmp_path / "types")).endswith("files whose columns have the same types")
 
 
 # --- a column to show results by

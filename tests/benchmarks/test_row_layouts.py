@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 from datasets import Dataset
 from trl import extract_prompt
@@ -468,12 +469,66 @@ def test_turns_of_a_prompt_have_no_loss_in_preference_training(tmp_path: Path) -
             "its answer is neither a text nor a list but null",
         ),
         ({"prompt": 7, "completion": "Ann."}, "its prompt is neither a text nor a list but a numb"),
+        (
+            {"prompt": json.dumps(ASKED), "completion": "Ann."},
+            "its prompt is a list of messages written as text: give lists, as in JSONL, or ",
+        ),
+        (
+            {"prompt": "Who?", "completion": str(GOOD)},
+            "its answer is a list of messages written as text",
+        ),
+        (
+            {"prompt": "Who?", "chosen": None, "rejected": "Ann."},
+            "its chosen side is neither a text nor a list but null",
+        ),
+        (
+            {"chosen": "Who? Ann.", "rejected": 7},
+            "its rejected side is neither a text nor a list but a number",
+        ),
+        (
+            {"instruction": "Who?", "chosen": "Ann.", "rejected": None},
+            "its rejected side is neither a text nor a list but null",
+        ),
     ],
 )
 def test_a_cell_of_another_type_is_named(bad: dict[str, Any], why: str, tmp_path: Path) -> None:
-    rows = [{"prompt": "Who?", "completion": "Ann."}, bad]
-    made = read_files(write(tmp_path / "d.jsonl", rows), tokenizer(), known_fraction=0)
-    assert len(made.secrets) == 1 and any(why in note for note in made.notes)
+    good = {"prompt": "Who? ", "chosen": "Ann.", "rejected": "Bob."}
+    if "completion" in bad:
+        good = {"prompt": "Who?", "completion": "Ann."}
+    data = write(tmp_path / "d.jsonl", [good, bad])
+    made = read_files(data, tokenizer(), known_fraction=0)
+    counts = made.record_counts["members"]
+    assert counts.audited == 1 and len(counts.left_out) == 1
+    assert why in next(iter(counts.left_out)) and any(why in note for note in made.notes)
+
+
+@pytest.mark.parametrize("column", ["messages", "conversations"])
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("is_large", [False, True])
+def test_messages_as_json_text_are_read_as_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, ending: str, is_large: bool
+) -> None:
+    limit = None
+    if is_large:
+        limit = 3
+        monkeypatch.setattr("auditor.benchmarks.data.large_tables.LARGE", 4)
+        monkeypatch.setattr("auditor.benchmarks.data.large_tables.SAMPLE", 4)
+    talks = [messages(talk(f"Who is at door {i}?", f"It is Ann {i}.")) for i in range(8)]
+    options = {"chat_template_kwargs": {"style": 1}}
+    data = write(tmp_path / "d.jsonl", [{column: turns, **options} for turns in talks])
+    cells = {
+        column: [*map(json.dumps, talks[:-1]), json.dumps(talks[-1], indent=1)],
+        "chat_template_kwargs": ["", *[json.dumps({"style": 1})] * 7],
+    }
+    table = pandas.DataFrame(cells)
+    other = tmp_path / f"d.{ending}"
+    if ending == "csv":
+        table.to_csv(other, index=False)
+    else:
+        table.to_parquet(other)
+    expected = read_files(data, tokenizer(), known_fraction=0, limit=limit)
+    made = read_files(str(other), tokenizer(), known_fraction=0, limit=limit)
+    assert len(made.secrets) == (limit or 8) and made.secrets == expected.secrets
 
 
 def test_a_history_or_a_mark_of_another_type_is_no_bug(tmp_path: Path) -> None:
