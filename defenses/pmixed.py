@@ -176,7 +176,7 @@ class PMixed(BudgetedDefense):
         if is_sound:
             relations = self._list_claimed_adjacencies()
             relation = self.adjacency
-            theorem = "formulas B2.5: Renyi composition of the capped forward projection"
+            theorem = "our proof: Renyi composition of the capped forward projection"
         projection = self._make_projection(queries, ensemble.size)
         if n_shared or counts["unlisted_shards"]:
             unit = ""

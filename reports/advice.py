@@ -131,7 +131,7 @@ def _list_verbatim_leakage_advice(
     facts = {secret.id: secret for secret in details.secrets}
     if _has_document_parts(details, members):
         reason = (
-            "the secrets are parts of documents and not independent: no part is tested, nothing "
+            "the secrets are parts of documents and not independent, so nothing is tested, "
             "predicted or compared"
         )
         yield Advice(WHERE, reason, row)
@@ -191,8 +191,8 @@ def _describe_leak_concentration(
             else:
                 hits = f"{top.hits:,} of the {top.of_hits:,}"
             yield (
-                f"{hits} extracted members {top.part}, as do {top.members:,} of all "
-                f"{format_count(top.of_members, 'member')} (Fisher p {top.p:.2g})"
+                f"{hits} extracted members {top.part}; only {top.members:,} of all "
+                f"{format_count(top.of_members, 'member')} do (Fisher's exact test, p {top.p:.2g})"
             )
 
 
@@ -266,7 +266,7 @@ def _copy_limits_sentence(
         predictions.append(f"{copies}: {phrases.format_measurement_value(recall)}")
     return (
         f"predicted recall with at most {'; '.join(predictions)}; now "
-        f"{phrases.format_percent(float(members.hit.mean()))}%; to train that way and audit again: "
+        f"{phrases.format_percent(float(members.hit.mean()))}%; to measure it: "
         f"audit mitigate {run} --by dedup, or cap:N"
     )
 
@@ -290,7 +290,7 @@ def describe_mildest_copy_limit(result: AuditResult, details: SecretDetails) -> 
     most, recall = within[-1] if within else limits[0]
     text = phrases.format_measurement_value(recall)
     copies = format_count(most, "copy", "copies")
-    return f"at most {copies} of a record: {text} predicted, not measured"
+    return f"keep at most {copies} of a record: recall {text} predicted, not measured"
 
 
 def predict_undefended_recall(
@@ -366,7 +366,7 @@ def _list_defense_advice(
             # As with a filter of verbatim text (Ippolito et al. 2022): the words change, little
             # else.
             yield Advice(
-                HIDES, f"{changes}: the words change, their content may still be extracted", row
+                HIDES, f"{changes}: the wording changes, the content may still be extracted", row
             )
 
 
@@ -374,7 +374,7 @@ def _describe_perplexity_cost(result: AuditResult, name: str) -> str:
     perplexity = result.target(name).perplexity
     base = result.target(UNDEFENDED).perplexity
     if perplexity is None or base is None:
-        return "what it costs was not measured"
+        return "the cost was not measured"
     change = f"{phrases.format_value(perplexity)} instead of {phrases.format_value(base)}"
     return f"held-out perplexity {change}, {perplexity.value / base.value:.2f} times"
 

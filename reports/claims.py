@@ -45,7 +45,7 @@ def describe_claim_verdict(evidence: ClaimEvidence) -> str:
     """
     parts = [f"{evidence.target.title}: {_describe_claimed_epsilon(evidence)}"]
     for reason in evidence.refuted:
-        parts.append(f"seen to fail ({reason})")
+        parts.append(f"refuted ({reason})")
     for bound in evidence.bounds:
         parts.append(_describe_audited_bound(evidence, bound))
     for other in evidence.unheld:
@@ -148,7 +148,7 @@ def _describe_audited_bound(evidence: ClaimEvidence, bound: BoundAgainstClaim) -
 def _describe_missing_audit(evidence: ClaimEvidence) -> str:
     """Return why no audit can judge the claim, and the command that would audit the claim."""
     if evidence.bounds:  # audited, but with neither a claim nor a nominal ε
-        return "there is nothing to compare it with"
+        return "there is no claim to compare the audit with"
     reasons = ""
     if evidence.unmeasured:
         reasons = f" ({'; '.join(evidence.unmeasured)})"
@@ -160,7 +160,7 @@ def _describe_missing_audit(evidence: ClaimEvidence) -> str:
         subject = "it"
     would = ""
     if evidence.usual:
-        would = f": `audit run --attack {evidence.usual}` would"
+        would = f": `audit run --attack {evidence.usual}` would audit it"
     return f"{subject} was not audited{reasons}{would}"
 
 
@@ -196,7 +196,7 @@ def _build_claim_audit_rows(evidence: ClaimEvidence) -> list[tuple[str, ...]]:
     nothing = phrases.NOTHING
     claimed = nothing if evidence.claimed is None else number(evidence.claimed)
     nominal = nothing if evidence.nominal is None else number(evidence.nominal)
-    end = "nothing to hold it to"
+    end = "no claim to compare with"
     if evidence.verdict or not evidence.bounds:
         end = format_claim_verdict(evidence)
     lines = []
@@ -212,5 +212,5 @@ def _build_claim_audit_rows(evidence: ClaimEvidence) -> list[tuple[str, ...]]:
         bounds = (number(a.epsilon), number(a.best), median)
         rows.append((claimed, nominal, audit, *bounds, f"{a.canaries:,}", remark))
     if evidence.refuted and not evidence.bounds:
-        rows.append((claimed, nominal, "seen to fail", *[nothing] * 4, end))
+        rows.append((claimed, nominal, "refuted", *[nothing] * 4, end))
     return rows

@@ -20,7 +20,7 @@ HEAD = (
     "Measured",
     "Bounds (one-sided 95%, lower: all rules)",
     "n",
-    "Missed 1 in 20 at most, from",
+    "Found in at least 95% of cases from",
     "Ruling",
 )
 NUMERIC = {2, 3, 4, 5}

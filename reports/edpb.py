@@ -112,7 +112,7 @@ class EdpbQuestion:
             for name in e.result.list_measuring_methods(measure)[:1]:
                 flags.append(f"--attack {name}")
         if flags:
-            return f"`audit run {' '.join(flags)}` would"
+            return f"`audit run {' '.join(flags)}` would answer it"
         return self.otherwise
 
 
@@ -409,7 +409,7 @@ def _describe_gate_verdict(e: EdpbEvidence) -> list[str]:
             more = ""
             if len(missed) > _SHOWN:
                 more = f" (and {len(missed) - _SHOWN} more)"
-            text += f"; missed at most once in twenty from {'; '.join(missed[:_SHOWN])} on{more}"
+            text += f"; found in at least 95% of cases from {'; '.join(missed[:_SHOWN])} on{more}"
         sentences.append(f"Gate {gate.decision.verdict}, decided {gate.decided}: {text}.")
     return sentences
 

@@ -44,7 +44,7 @@ from auditor.statistics.roc import AUC
 _PROBED = " · extraction probability"
 _UNIT_GLOSSARY = {  # by the unit of an attack's main number
     "probability": (
-        "Mean p",
+        "Chance per sample",
         "the exact probability that one sample is the secret, computed from the model's "
         "distribution and the answers, not drawn",
     ),
@@ -52,8 +52,9 @@ _UNIT_GLOSSARY = {  # by the unit of an attack's main number
     "bits": (
         "Exposure",
         "among the texts that a canary (a random text inserted on purpose) could have been, 1 in "
-        "2^exposure is at least as likely; one never inserted has 1.4 bits on average. Many "
-        "copies of one canary are a group: its exposure says nothing about one record's ε",
+        "2^exposure is at least as likely; a canary that was never inserted has 1.4 bits on "
+        "average. Many copies of one canary are a group: their exposure says nothing about one "
+        "record's ε",
     ),
     AUC: (
         "AUC",
@@ -111,7 +112,7 @@ def _build_control_chain_table_rows(
         if step.before != step.after:
             yield _build_control_step_table_row(result, step, explained)
     title = phrases.title_target(result, target)
-    yield ("all of these", title, phrases.format_difference(chain.whole), f"{chain.whole.n:,}", "")
+    yield ("total", title, phrases.format_difference(chain.whole), f"{chain.whole.n:,}", "")
     for step in phrases.list_defense_chain_steps(chain, target, beyond=True):
         yield _build_control_step_table_row(result, step, explained)
 
@@ -128,7 +129,7 @@ def _build_control_step_table_row(
     if step.difference is None:
         return (*row, f"no step: {step.note}")
     if phrases.is_chain_step_significant(step):
-        status = "shown"
+        status = "significant"
     else:
         status = "not significant"
     return (

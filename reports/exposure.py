@@ -33,7 +33,7 @@ def _build_exposure_tail_blocks(material: ReportMaterial) -> list[Block]:
         groups.append(Group(title_attack_row(result, f), _tabulate_exposure_tail(points, n)))
         if any(point.y > bound_null_exposure_tail(point.x, n) for point in points):
             titles_above.append(phrases.title_row(result, f))
-    title = "Exposure of the canaries and its null"
+    title = "Exposure of the canaries and its null distribution"
     text = (
         "Share of canaries with at least this many bits of exposure. Had none been memorised, a "
         "canary's rank among its alternatives would be uniform and the share 2^-x on average "

@@ -116,8 +116,8 @@ def _describe_deployed_form_leak(changes: Sequence[tuple[str, Measurement, str]]
         if wide.high < 0:
             less.append(label)
     return (
-        f"Leaks more than the audited model: {', '.join(more) or 'none is shown to'}. "
-        f"Leaks less than the audited model: {', '.join(less) or 'none is shown to'}."
+        f"Leaks more than the audited model: {', '.join(more) or 'none shown'}. "
+        f"Leaks less than the audited model: {', '.join(less) or 'none shown'}."
     )
 
 

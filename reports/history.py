@@ -138,8 +138,8 @@ def _build_history_document(
     if last.entry.change:
         since = changes.write_comparison_headline(last.entry.change)
     answers = (
-        ("The last run", f"{last.name}, {last.entry.time:%Y-%m-%d %H:%M}"),
-        ("Since the run before", since),
+        ("Latest run", f"{last.name}, {last.entry.time:%Y-%m-%d %H:%M}"),
+        ("Since the previous run", since),
         ("Gate decisions on it", last.gate_decisions or "no gate was run"),
     )
     record = last.result.benchmark
@@ -235,7 +235,7 @@ def _draw_leakage(
         "course_of_shares" if shares else "course",
         f"{label}, {setting}",
         f"{order}, evenly spaced, with 95% intervals.",
-        ("Run", label, "95% interval", "n", "Non-members", "Since the run before"),
+        ("Run", label, "95% interval", "n", "Non-members", "Since the previous run"),
         groups,
         series,
         {0},
@@ -246,7 +246,7 @@ def _draw_leakage(
 
 def _build_runs_table(runs: Sequence[_ShownRun], line: int, folder: Path) -> Table:
     """Return a table with a row per run, the latest first, with a link to the run's report."""
-    head = ("Run", "Date", "Records", "Perplexity", "Since the run before", "Gates")
+    head = ("Run", "Date", "Records", "Perplexity", "Since the previous run", "Gates")
     rows, links = [], []
     for run in reversed(runs):
         since = phrases.NOTHING
@@ -267,6 +267,6 @@ def _build_runs_table(runs: Sequence[_ShownRun], line: int, folder: Path) -> Tab
         link = Path(os.path.relpath(report.resolve(), folder.resolve())).as_posix()
         # `quote` escapes `:` too, so that no path can begin with `javascript:`.
         links.append(quote(link) if report.is_file() else "")
-    caption = "Each run, the last first; its name leads to its report"
+    caption = "Runs, latest first; each name links to its report"
     groups = (Group("", rows),)
     return Table(f"runs-{line}", caption, head, groups, {2, 3}, links=tuple(links))

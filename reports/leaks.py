@@ -125,7 +125,7 @@ def _build_worst_document_table(
     caption = (
         f"Longest block extracted from a document, in tokens; at most {_DOCUMENTS} documents a row"
     )
-    head = ("Document, by its first part", "Longest block", "Parts extracted")
+    head = ("Document (its first part)", "Longest block", "Parts extracted")
     return Table("documents-table", caption, head, groups, {1, 2})
 
 
@@ -145,8 +145,8 @@ def _draw_length_recall_figures(
             cells[title_attack_row(result, f)] = column
     title = "Recall of the first tokens of a suffix"
     text = (
-        "Share of members with a suffix this long whose first guess is right up to that token, by "
-        "the strongest attack on each target."
+        "Share of members, of those whose suffix is this long, whose first guess is right up to "
+        "that token; the strongest attack on each target."
     )
     if cells:
         table = figures.tabulate_targets("Tokens", cells)
@@ -174,8 +174,8 @@ def _draw_position_probability_figures(
                     column[f"{i:,}"] = f"{phrases.format_percent(p)}%"
             series.append(Series(t.title, points))
             cells[t.title] = column
-    title = "Probability of the true token, by its place in the suffix"
-    text = "Mean over the members of each token's probability, given all tokens before it."
+    title = "Probability of the true token, by position in the suffix"
+    text = "Mean probability over the members, given all earlier tokens."
     if cells:
         table = figures.tabulate_targets("Tokens", cells)
         axes = ("Token of the suffix", "Mean probability")
@@ -210,7 +210,7 @@ def _build_suffix_length_table(result: AuditResult, details: SecretDetails) -> T
         "distribution: a short suffix is more likely than a long one, so compare only suffixes of "
         "the same length"
     )
-    head = ("Tokens", "Secrets", "Mean p", "95% interval")
+    head = ("Tokens", "Secrets", "Chance per sample", "95% interval")
     return Table("suffix-lengths-table", caption, head, groups, {1, 2, 3})
 
 
@@ -276,7 +276,7 @@ def _build_revealed_secret_blocks(
     )
     if any(text.decoded for text in texts.values()):
         note += " The data contain only token ids: the model's tokenizer made the texts."
-    head = ("Secret", "Prefix", "Suffix", guess, "Given away verbatim by")
+    head = ("Secret", "Prefix", "Suffix", guess, "Extracted verbatim by")
     caption = "Text of the secrets, and the guesses of the strongest attack without a defense"
     return [Paragraph(note), make_table("private-table", caption, head, rows)]
 

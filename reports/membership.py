@@ -66,8 +66,9 @@ def _build_membership_tables(material: ReportMaterial) -> Iterator[Block]:
         return
     columns = ["Score", "AUC"]
     for rate in FALSE_POSITIVES:
-        columns.append(f"Found at {100 * rate:g}% false positives")
-    columns += [f"Mean up to {100 * BELOW:g}%", f"Counts for the {100 * FALSE_POSITIVES[0]:g}%"]
+        columns.append(f"TPR at {100 * rate:g}% FPR")
+    columns.append(f"Mean TPR up to {100 * BELOW:g}% FPR")
+    columns.append(f"Counts at {100 * FALSE_POSITIVES[0]:g}% FPR")
     groups = []
     by_copies = []
     reversed_scores = []
@@ -82,7 +83,7 @@ def _build_membership_tables(material: ReportMaterial) -> Iterator[Block]:
         main = f.measurement(name_auc(""))
         if main is not None and main.high < 0.5:
             reversed_scores.append(
-                f"{title}: members score lower than others, so read the other way "
+                f"{title}: members score lower than non-members; reversed, the AUC is "
                 f"{phrases.format_number(1 - main.value)}"
             )
     caption = "How well each score separates members from non-members"
@@ -154,7 +155,7 @@ def _build_roc_curve_blocks(material: ReportMaterial) -> list[Block]:
             groups.append(Group(f"{title_attack_row(result, f)} · {score}", rows))
     if not series:
         return []
-    title = "Members found by non-members mistaken for them"
+    title = "Members found, by share of false positives"
     text = (
         "Both axes logarithmic, because the range of few false positives matters most; a curve "
         "begins at the fewest that these non-members can show. On the diagonal a score is no "

@@ -25,13 +25,13 @@ from auditor.reports.topics import CHECK, ReportMaterial, Topic, title_attack_ro
 
 _NEVER = (
     "Consistent: an audit could have contradicted the claim and did not, which is no proof. Too "
-    "weak: it had no power to refute it, or its games look at only some of the covered tokens. All "
-    "audits of a model share the error level equally."
+    "weak: the audit had no power to refute the claim, or its games cover only some of the tokens "
+    "that the claim covers. All audits of a model share the error level equally."
 )
 
 _TRANSCRIPT = (
-    "Samples drawn by this audit are no private release: they depend on --seed, and a claim about "
-    "drawn tokens assumes randomness that nobody knows."
+    "Samples of this audit are not private releases: they depend on --seed, but a claim about "
+    "drawn tokens assumes secret randomness."
 )
 
 
@@ -57,7 +57,7 @@ def _build_claim_blocks(result: AuditResult, *, with_verdicts: bool = True) -> I
     if with_verdicts:
         notes += map(claims.describe_claim_evidence, claims.select_reported_claims(result))
     head = ("Neighbours", "ε promised", "ε spent", "δ", "Unit", "Tokens drawn", "Status")
-    yield Table("claims-table", "Promised, and spent by this audit", head, groups, {1, 2, 3})
+    yield Table("claims-table", "ε promised, and ε spent by this audit", head, groups, {1, 2, 3})
     yield Bullets(notes)
     audit_table = claims.build_claim_audit_table(result)
     yield audit_table
@@ -81,7 +81,7 @@ def _build_claim_table_rows(claim: Claim) -> Iterator[tuple[str, ...]]:
     for name, epsilon in claim.epsilon.items():
         relation = phrases.format_relation(name)
         if name == claim.relation:
-            relation += " (set up for)"
+            relation += " (as configured)"
         yield (
             relation,
             phrases.format_number(epsilon),
@@ -122,7 +122,7 @@ def _build_adversary_access_blocks(material: ReportMaterial) -> Iterator[Block]:
     for (target, title, *rest), names in attacks.items():
         grouped.setdefault(target, []).append((title, ", ".join(names), *rest))
     head = ("Target", "Attack", "Access", "Decoding", "Samples", "Claim applies")
-    caption = "What each attack could see, and whether the claim covers it"
+    caption = "What each attack could access, and whether the claim covers it"
     yield Table("access-table", caption, head, [Group("", rows) for rows in grouped.values()])
 
 
@@ -141,7 +141,7 @@ def _build_attacked_records_blocks(material: ReportMaterial) -> Iterator[Block]:
         ("Records", coverage.format_coverage(result)),
         ("Columns with texts or media that are not read", ", ".join(n.unread_columns)),
         ("Extracted by copies", "; ".join(by_copies)),
-        ("Known to the attacker", f"{n.known:,} pairs, never attacked"),
+        ("Auxiliary data", f"{n.known:,} records known to the attacker, not attacked"),
         ("Near-duplicates of auxiliary data", _format_near_duplicates(n)),
         ("Canaries", ", ".join(canaries)),
     )
@@ -171,7 +171,8 @@ def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
         rows.append((name, members if recall is None else phrases.format_share(recall)))
     caption, column = "Members by copies in the data", "Members"
     if n.greedy_recall:
-        caption, column = f"{caption} that greedy decoding extracts, undefended", "Recall"
+        caption = "Members that greedy decoding extracts, by copies in the data; undefended model"
+        column = "Recall"
     return make_table("greedy-table", caption, ("Copies", column), rows, {1})
 
 
@@ -277,7 +278,7 @@ TOPICS = (
     ),
     Topic(
         "adversary",
-        "What the adversary was allowed",
+        "What the attacker had access to",
         _build_adversary_access_blocks,
         CHECK,
         10,

@@ -52,8 +52,8 @@ def _build_person_inference_paragraph(result: AuditResult) -> Paragraph:
             number = f"AUC {m.value:.3f} [{m.low:.3f}–{m.high:.3f}], {m.note}."
             results.append(f"{title_attack_row(result, f)}: {number}")
     intro = (
-        "Whether a person's data was trained on, decided by records of that person that were not "
-        "(0.5: chance)."
+        "User inference: was a person's data trained on? Tested with other records of that person "
+        "(AUC 0.5: chance)."
     )
     return Paragraph(" ".join((intro, *results)) if results else "")
 
@@ -86,10 +86,10 @@ def _build_people_spread_blocks(
                 if out:
                     worst.append((person, f"{out:,} of {attacked:,}"))
     caption = "People by the share of their records that were extracted"
-    spread = Table("people-spread", caption, ("Extracted of theirs", "People"), groups, {1})
+    spread = Table("people-spread", caption, ("Share of their records", "People"), groups, {1})
     yield Forest(spread, spans)
     head = ("Person", "Records extracted")
-    yield make_table("people-worst", "Who is hit worst", head, worst[:_WORST], {1})
+    yield make_table("people-worst", "Most affected people", head, worst[:_WORST], {1})
 
 
 TOPICS = (

@@ -71,7 +71,7 @@ def build_personal_kind_blocks(result: AuditResult, findings: Sequence[Finding])
     yield Paragraph(" ".join(notes))
 
 
-_NOTE = "By the first guess of each secret; for several values in a secret, the share of them."
+_NOTE = "Only first guesses count; a secret with several values counts by the share extracted."
 
 
 def _sort_personal_kinds(finding: Finding) -> list[tuple[str, Measurement]]:
@@ -94,19 +94,19 @@ def _describe_personal_kind_counts(result: AuditResult, *, with_counts: bool) ->
             absent.append(title)
         for n, reason in (
             (count.held, "already in the prefix"),
-            (count.cut, "cut by the end of prefix or suffix"),
-            (count.trained, "of non-members, but in the training data"),
+            (count.cut, "cut off at the end of prefix or suffix"),
+            (count.trained, "non-members' values in the training data"),
         ):
             if n:
                 reasons.setdefault(reason, []).append(f"{title} {n:,}")
     sentences = []
     if with_counts:
-        sentences.append(f"Counted, whole in a member's suffix: {', '.join(counted)}.")
+        sentences.append(f"Values that a member's suffix holds whole: {', '.join(counted)}.")
     elif absent:
-        sentences.append(f"Whole in no member's suffix: {', '.join(absent)}.")
+        sentences.append(f"No member's suffix holds a whole value of: {', '.join(absent)}.")
     if reasons:
         left_out = "; ".join(f"{reason}: {', '.join(names)}" for reason, names in reasons.items())
-        sentences.append(f"Left out, {left_out}.")
+        sentences.append(f"Values left out ({left_out}).")
     sentences.append(describe_unmarked_personal_kinds(result))
     return " ".join(filter(None, sentences))
 

@@ -45,7 +45,7 @@ _FLOOR: Any = {"color": INK, **FLOOR}
 _REFERENCES: dict[str, tuple[Any, str]] = {  # by plot, the style and name of its reference line
     "exposure": (_FLOOR, "nothing memorised: 2^-x and its band"),
     "roc": ({"color": GRID}, "chance"),
-    "calibration": (_FLOOR, "a score that keeps its word"),
+    "calibration": (_FLOOR, "a calibrated score"),
     "any_of_n": (_FLOOR, "non-members"),
     "insertions": (_FLOOR, "never inserted, on average"),
 }

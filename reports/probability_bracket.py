@@ -48,8 +48,8 @@ def _build_probability_bracket_blocks(material: ReportMaterial) -> Iterator[Bloc
         "Non-members above",
     )
     caption = (
-        "Around the exact extraction probability; above: the secrets for which it is 1 in this "
-        "many or more"
+        "Bounds on the extraction probability; above: the secrets for which it is at least 1 in "
+        "this many"
     )
     if groups:
         yield Table("bracket-table", caption, head, groups, {1, 2, 3, 4})
@@ -109,7 +109,7 @@ def _build_probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[st
 TOPICS = (
     Topic(
         "bracket",
-        "Floors and ceilings of extraction",
+        "Bounds on extraction",
         _build_probability_bracket_blocks,
         CHECK,
         6,

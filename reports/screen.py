@@ -305,7 +305,7 @@ def _format_aligned_row(row: Sequence[str], widths: Sequence[int]) -> str:
 def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal]) -> str:
     """Return the line that counts the non-members extracted from each model.
 
-    Example: `of non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`.
+    Example: `non-members: 0/100 Undefended, 0/20 PMixED (attack ethicist; 95% intervals)`.
     """
     used = set()
     highest: dict[str, Measurement] = {}
@@ -330,12 +330,12 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
     if not highest:
         reason = "no non-members"
         if n := result.benchmark.nonmembers:
-            reason = f"not measured of the {n:,} non-members"
-        return f"{reason}: what mere guessing would extract{length} is not known {method}"
+            reason = f"not measured on the {n:,} non-members"
+        return f"{reason}: how much guessing would extract{length} is unknown {method}"
     counts = []
     for target, m in highest.items():
         counts.append(f"{phrases.count_hits(m):,}/{m.n:,} {_short_target_title(result, target)}")
-    return f"of non-members{length}: {', '.join(counts)} {method}"
+    return f"non-members{length}: {', '.join(counts)} {method}"
 
 
 def _attack_table_lines(

@@ -39,13 +39,14 @@ from auditor.statistics.metrics import (
 )
 from auditor.statistics.roc import AUC
 
-NEVER_DRAWN = "this decoding draws none of these suffixes, another may"
+NEVER_DRAWN = "this decoding draws none of these suffixes; another may"
 _UNITS = {"bits": " bits", "nats": " nats", "per 1,000": " per 1,000"}
 _HEAD = ("Signal", "Measured", "Baseline", "Result")
+_RESULTS = {signals.SHOWN: "leak shown", signals.NOT_SHOWN: "no leak shown"}
 GLOSSARY = (
     (
         "Picture",
-        "dot: the number; bar: its two-sided 95% interval, corrected if numbers share the level; "
+        "dot: the measured number; bar: its two-sided 95% interval, corrected for several tests; "
         "ring: the baseline",
     ),
     (
@@ -54,11 +55,11 @@ GLOSSARY = (
     ),
     (
         "Shown",
-        "above the baseline; by greedy decoding one record is enough, unless as large a share of "
-        "non-members is extracted",
+        "significantly above the baseline; with greedy decoding one extracted record is enough, "
+        "unless the share of non-members is as large",
     ),
-    ("Text-only", "tokens sampled by ancestral decoding, as an API gives them"),
-    ("White-box", "also gradients, log-probabilities and the attack's own decoding"),
+    ("Text-only", "the attacker sees only tokens from ancestral sampling, as an API gives them"),
+    ("White-box", "the attacker also has gradients and log-probabilities and sets the decoding"),
     ("PPL", "perplexity on held-out text; lower is more useful"),
     ("Excess", "members minus non-members"),
 )
@@ -98,7 +99,7 @@ def describe_signal_number(signal: LeakSignal) -> str:
         samples = format_count(int(tries[0]), "sample")
         lengths = phrases.format_suffix_lengths(m)
         share = phrases.format_measurement_value(m)
-        return f"{samples} each would extract {share} of members{lengths}"
+        return f"{samples} per member would extract {share} of members{lengths}"
     if surely := DISCOVERABLE.parse_numbers(m.name) or EXTRACTED.parse_numbers(m.name):
         samples = format_count(int(surely[0]), "sample")
         sure = phrases.format_percent(float(surely[1]))
@@ -126,13 +127,13 @@ def format_suspicion(signal: LeakSignal) -> str:
     """Return why a suspected leak is not shown: not significant, or only a hint."""
     if signal.can_show_leak:
         return "not significant"
-    return "only a hint: such a number cannot show a leak by itself"
+    return "only a hint: this number alone cannot show a leak"
 
 
 def format_corrected_interval(signal: LeakSignal) -> str:
-    """Return `interval corrected for 5 numbers that share the level`, or "" if not corrected."""
+    """Return `interval corrected for 5 tests`, or "" if not corrected."""
     if signal.n_tests > 1:
-        return f"interval corrected for {signal.n_tests} numbers that share the level"
+        return f"interval corrected for {signal.n_tests} tests"
     return ""
 
 
@@ -448,12 +449,14 @@ def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
         title = personal.title_personal_kind(s.part)
     else:
         title = s.kind.short
-    status = format_suspicion(s) if s.suspected else s.status
+    status = format_suspicion(s) if s.suspected else _RESULTS[s.status]
     difference = _format_difference(s)
     least = format_least_detectable(s)
     would = ""
     if least != phrases.NOTHING:
-        would = f"; {least} would be"
+        would = f"; {least} would show one"
+        if s.suspected and s.can_show_leak:
+            would = f"; {least} would be"
     title = f"{title[:1].upper()}{title[1:]}"
     return (
         title,

@@ -209,12 +209,12 @@ def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) 
         *map(_HEADS.__getitem__, shown_models),
         "After − before",
         "Relearned − after",
-        "That − never saw",
+        "That − of the model that never saw them",
     )
     title = phrases.title_target(result, unlearning.target)
     return Table(
         f"unlearning-{unlearning.target}",
-        f"What is left of what {title} was to forget",
+        f"What {title} still knows of the records to forget",
         head,
         [Group(group, group_rows) for group, group_rows in rows.items()],
         range(1, len(head)),
@@ -224,7 +224,7 @@ def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) 
 TOPICS = (
     Topic(
         "unlearning",
-        "What is left of the forgotten",
+        "What remains of the forgotten records",
         _build_unlearning_blocks,
         DECIDE,
         6,

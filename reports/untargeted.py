@@ -66,7 +66,7 @@ def _build_memorised_rates_table(result: AuditResult, findings: list[Finding]) -
         name_excess_metric(MEMORISED),
         COMMON,
     )
-    head = ("Target", "Generations", "That hold some", "Memorised", "Baseline", "Excess", "Common")
+    head = ("Target", "Generations", "With n-grams", "Memorised", "Baseline", "Excess", "Common")
     cells = []
     notes: dict[str, None] = {}
     for f in findings:
@@ -84,8 +84,8 @@ def _build_expected_further_records_table(result: AuditResult, findings: list[Fi
         "Target",
         "Records extracted",
         "Non-members",
-        f"New in the next {PER:,}",
-        "In the end, at least",
+        f"New in {PER:,} more generations",
+        "In any number, at least",
     )
     cells = []
     for f in findings:
@@ -99,10 +99,7 @@ def _build_expected_further_records_table(result: AuditResult, findings: list[Fi
             )
         )
     # NEW: Good-Turing; RICHNESS: Chao's lower bound (`statistics.unseen_species`).
-    caption = (
-        "Training records extracted, and how many more would with more generations, with 95% "
-        "intervals"
-    )
+    caption = "Training records extracted, and expected with more generations, with 95% intervals"
     return make_table("to-come-table", caption, head, cells, {1, 2, 3, 4})
 
 
@@ -128,8 +125,8 @@ def _build_ranking_precision_table(result: AuditResult, findings: list[Finding])
         if any(precisions):
             cells.append((title_attack_row(result, f), *map(phrases.format_share, precisions)))
     caption = (
-        "Of the first 100 generations of a ranking, near-duplicates left out, those with a "
-        "memorised n-gram"
+        "Share of generations with a memorised n-gram among the first 100 of each ranking, without "
+        "near-duplicates"
     )
     return make_table("rankings-table", caption, tuple(head), cells, range(1, len(head)))
 

@@ -229,7 +229,7 @@ class Target:
             nominal_epsilon=training.nominal_epsilon if training else None,
             notes=(
                 *(self.trained.notes() if self.trained else ()),
-                f"all attacks, and perplexity, use the same prefix token: {prefix_token.said}",
+                f"{prefix_token.said}; the same for all attacks and for perplexity",
                 *(() if perplexities else (self._explain_missing_perplexity(),)),
                 *(
                     f"held-out perplexity: {perplexity.note}"

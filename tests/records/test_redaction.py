@@ -410,7 +410,7 @@ def test_reveal_shows_it_says_so_and_is_taken_back(
     check_command("report", "run")
     assert [page.read_text() for page in pages] == redacted
     assert all("shows private text" not in page and PREFIX not in page for page in redacted)
-    assert "holds no text of the attacked data" in redacted[0]
+    assert "contains no text of the attacked data" in redacted[0]
     check_command(*make_run_words(inputs, "--attack", "zlib", "--reveal", "-o", "shown"))
     assert SUFFIX in Path("shown/report.html").read_text() and "--reveal" in capfd.readouterr().err
     check_command(*make_run_words(inputs, "--attack", "zlib", "--reveal", "--seeds", "0,1"), code=2)

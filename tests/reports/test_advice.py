@@ -72,16 +72,16 @@ def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:
     found = said(result, undefended=outcome(LEAKS))
     sits = found[advice.WHERE]
     assert any(
-        text.startswith("all 25 extracted members occur 4 times or more, as do") for text in sits
+        text.startswith("all 25 extracted members occur 4 times or more; only ") for text in sits
     )
     assert (
-        any("belong to the group ward, as do 20 of all 80 members" in text for text in sits)
+        any("belong to the group ward; only 20 of all 80 members do" in text for text in sits)
         and len(sits) == 2
     )
     (copies,) = found[advice.COPIES]
     assert copies.startswith("predicted recall with at most 1 copy: 0.0% [")
     assert "; 4 copies: 12% [" in copies  # 40 of 80 at 5 of 20
-    assert "; now 31%; to train that way and audit again: audit mitigate RUN --by dedup" in copies
+    assert "; now 31%; to measure it: audit mitigate RUN --by dedup" in copies
 
 
 def test_what_helps_and_what_only_hides(result: AuditResult) -> None:

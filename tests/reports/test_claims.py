@@ -131,7 +131,7 @@ def test_what_an_audit_could_show_is_beside_its_bound(result: AuditResult) -> No
 def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> None:
     assert said(run(result, 1.0)) == (
         "DP-SGD: claimed ε 1 (add/remove, record, δ 1e-5); this claim was not audited: `audit run "
-        "--attack epsilon-audit` would."
+        "--attack epsilon-audit` would audit it."
     )
     missing = said(run(result, 1.0, row((), not_applicable="no coins")))
     assert "was not audited (epsilon-audit: no coins): `audit run" in missing
@@ -141,7 +141,7 @@ def test_what_was_not_audited_says_which_command_would(result: AuditResult) -> N
         if s.target.name == "pmixed"
     )
     assert served.endswith(
-        "this claim was not audited: `audit run --attack prediction-audit` would."
+        "this claim was not audited: `audit run --attack prediction-audit` would audit it."
     )
 
 
@@ -164,9 +164,11 @@ def test_a_nominal_epsilon_is_shown_and_is_no_claim(result: AuditResult) -> None
     weak = said(run(result, None, row(audit(), claim_applies=None), nominal=6.35))
     assert weak.endswith(": nominal ε 6.35: audit too weak to tell.")
     assert said(run(result, None, nominal=6.35)).endswith(
-        "this ε was not audited: `audit run --attack epsilon-audit` would."
+        "this ε was not audited: `audit run --attack epsilon-audit` would audit it."
     )
-    assert said(run(result, None, row(audit()))).endswith("; there is nothing to compare it with.")
+    assert said(run(result, None, row(audit()))).endswith(
+        "; there is no claim to compare the audit with."
+    )
     endless = said(run(result, float("inf"), row(audit())))
     assert endless.startswith(
         "DP-SGD: it claims no finite ε (add/remove, record, δ 1e-5); audited ε ≥ 2.48"
@@ -177,7 +179,7 @@ def test_claim_check_contradicts(result: AuditResult) -> None:
     found = said(
         run(result, 1.0, row((), attack="claim-check", violations=("a record is in two shards",)))
     )
-    assert found.endswith("; seen to fail (a record is in two shards): claim contradicted.")
+    assert found.endswith("; refuted (a record is in two shards): claim contradicted.")
 
 
 def test_each_of_several_audits_is_stated_with_the_level_that_it_shares(
@@ -238,6 +240,6 @@ def test_no_report_calls_a_model_private(result: AuditResult) -> None:
 
 def test_a_transcript_is_no_private_release(result: AuditResult) -> None:
     """Said where claims about drawn tokens stand; weights were drawn by secret randomness."""
-    said = "Samples drawn by this audit are no private release: they depend on"
+    said = "Samples of this audit are not private releases: they depend on"
     assert said in html.render_html_report(result)
     assert said not in html.render_html_report(run(replace(result, targets=()), 1.0))

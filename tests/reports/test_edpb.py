@@ -107,7 +107,8 @@ def test_each_question_is_answered_by_the_number_that_the_run_measured(
 def test_what_was_not_measured_is_not_evaluated_and_says_what_would(result: AuditResult) -> None:
     answers = rows(EdpbEvidence(replace(result, findings=()), "0" * 64))
     assert (
-        answers["Membership inference"] == "Not evaluated: `audit run --attack membership` would."
+        answers["Membership inference"]
+        == "Not evaluated: `audit run --attack membership` would answer it."
     )
     assert answers["Model inversion"] == "Not evaluated: no attack or probe of audit measures it."
     measured = {

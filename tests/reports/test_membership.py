@@ -120,7 +120,7 @@ def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show
         "25% [10–40]",
         "75/300 above 2",
     )
-    assert table.caption.endswith("(Found at 0.1% false positives: needs 999 non-members)")
+    assert table.caption.endswith("(TPR at 0.1% FPR: needs 999 non-members)")
     assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]")
     assert repeats.caption.endswith("(n: 400; Score: EZ-MIA)")
     assert "main: EZ-MIA" in markdown.render_markdown_report(with_row(result, row()))
@@ -224,7 +224,7 @@ def test_the_names_are_those_of_the_table(name: str) -> None:
 def test_members_that_score_lower_than_others_are_told_apart_too(result: AuditResult) -> None:
     found = row()
     reversed_ = replace(found, measurements=(auc("", 0.1), *found.measurements[1:]))
-    said = "members score lower than others, so read the other way 0.9"
+    said = "members score lower than non-members; reversed, the AUC is 0.9"
     assert said in html.render_html_report(
         with_row(result, reversed_)
     ) and said not in html.render_html_report(with_row(result, found))

@@ -94,7 +94,7 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
         first.title == "Undefended · PPL 11.2"
         and pmixed.title == "PMixED (sound) · PPL 21.3 · ε 8 (shard)"
     )
-    assert first.rows[1] == ("Verbatim, white-box", "166/320 (52% [46–57])", "0/160", "shown")
+    assert first.rows[1] == ("Verbatim, white-box", "166/320 (52% [46–57])", "0/160", "leak shown")
     assert (
         pmixed.rows[1][3] == "not significant, difference 1.2 points [−1.2 to 3.7]; 2.8% would be"
     )
@@ -280,7 +280,7 @@ def test_claims_stand_beside_what_was_spent(result: AuditResult) -> None:
         if isinstance(block, Table)
     )
     rows = {row[0]: row for row in table.groups[0].rows}
-    assert rows["add/remove (set up for)"][1:5] == ("8", "8", "1e-5", "shard")
+    assert rows["add/remove (as configured)"][1:5] == ("8", "8", "1e-5", "shard")
     assert "Tokens drawn: 115,200 of 115,200 covered" in table.caption
     claim = result.targets[1].claim
     assert claim is not None

@@ -134,10 +134,10 @@ def test_no_verbatim_extraction_beside_membership_that_is_shown() -> None:
     text = told(result)
     assert (
         text["headline"]
-        == "Undefended: MODERATE. No text is shown to come out; another signal is above its "
+        == "Undefended: MODERATE. No extraction of text is shown; another signal is above its "
         "baseline (membership AUC 0.642, white-box)."
     )
-    assert "leaks (Undefended): no text is shown to come out; another" in text["advise"]
+    assert "leaks (Undefended): no extraction of text is shown; another" in text["advise"]
     assert "NEXT audit advise runs/own" in text["screen"]
     assert "leakage is shown by membership" in text["EDPB"]
 
@@ -313,8 +313,8 @@ def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
     page = markdown.render_markdown_report(result)
     (verbatim,) = re.findall(r"\| Verbatim, white-box \|.*", page)
     (membership,) = re.findall(r"\| Membership, white-box \|.*", page)
-    assert verbatim.endswith("| not shown; 12% would be |")
-    assert membership.endswith("| not shown; 0.560 would be |")
+    assert verbatim.endswith("| no leak shown; 12% would show one |")
+    assert membership.endswith("| no leak shown; 0.560 would show one |")
 
 
 def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -> None:
@@ -525,7 +525,7 @@ def test_a_record_that_samples_hold_is_named_though_no_text_is_significant() -> 
     )
     assert "extracted by 100 samples with a probability of 90% or more" in told["screen"]
     why = severity.rate_severity(assess_leak_signals(found), "undefended").clause
-    assert why.startswith("text is extracted, but not significantly; ")
+    assert why.startswith("text is extracted, but not a significant amount; ")
 
 
 def test_personal_data_are_shown_by_whichever_attack_shows_them() -> None:

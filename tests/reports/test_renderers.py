@@ -314,7 +314,7 @@ def test_revealed_text_is_shown_as_text_and_said_to_be_private(result: AuditResu
         )
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", report)
         assert report.index("s2") < report.index("nobody's")  # what was given away comes first
-    assert "holds no text" not in text and "holds no text" in "".join(usual.text)
+    assert "contains no text" not in text and "contains no text" in "".join(usual.text)
     assert "shows private text" not in "".join(usual.text) + markdown.render_markdown_report(result)
 
 

@@ -226,7 +226,7 @@ def test_next_is_the_mildest_limit_on_copies_that_a_gate_would_take(
         screen.detailed, "read_secret_details", lambda folder: replace(known, values_by_cell=rows)
     )
     said = entry(lines(result), "NEXT")
-    assert said.startswith("at most 4 copies of a record: 0.0% [") and said.endswith(
+    assert said.startswith("keep at most 4 copies of a record: recall 0.0% [") and said.endswith(
         "-> audit advise runs/latest"
     )
     assert "predicted, not measured" in said
@@ -312,7 +312,7 @@ def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolv
     assert entry(shown, "WHAT") == "e-mail addresses 0/24 (white-box): none extracted"
     also = entry(shown, "ALSO")
     assert (
-        "(not compared with non-members; this decoding draws none of these suffixes, another may)"
+        "(not compared with non-members; this decoding draws none of these suffixes; another may)"
         in also
     )
     assert "(not above chance 0.5, blind baseline 0.470)" in also
@@ -367,10 +367,10 @@ def test_its_words_are_those_of_the_glossary() -> None:
 
 def test_a_number_that_non_members_have_no_twin_of_is_not_said_to_have_no_non_members() -> None:
     alone = run_of(row("perplexity", share("greedy", 30, N)))
-    for n, said in ((200, "not measured of the 200 non-members"), (0, "no non-members")):
+    for n, said in ((200, "not measured on the 200 non-members"), (0, "no non-members")):
         result = replace(alone, benchmark=replace(alone.benchmark, nonmembers=n))
         assert screen._format_nonmember_baseline(result, []).startswith(said)
         short = replace(result, plan={"suffix_length": 10})
-        assert "would extract (suffixes of 10 tokens) is not known" in (
+        assert "would extract (suffixes of 10 tokens) is unknown" in (
             screen._format_nonmember_baseline(short, [])
         )

@@ -163,8 +163,8 @@ def test_text_is_shown_only_where_it_is_handed_in_and_the_page_says_so(
     hidden = html.render_html_report(result, details)
     said = SecretText("a2", "at the", ("Hea", "ring", " Ann"))
     shown = html.render_html_report(result, details, texts={"id-2": said})
-    assert "holds no text of the attacked data" in hidden and "shows private text" not in hidden
-    assert "This report shows private text" in shown and "holds no text" not in shown
+    assert "contains no text of the attacked data" in hidden and "shows private text" not in hidden
+    assert "This report shows private text" in shown and "contains no text" not in shown
     assert embedded(shown)["texts"][2] == ["Hea", "ring", " Ann"]
 
 

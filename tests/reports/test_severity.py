@@ -134,7 +134,7 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
     assume(stands.word == OPEN and found.list_tested_signals("t"))
     untested = len({s.kind for s in found.signals if s.status == NOT_TESTED})
     assert (f"{untested} of " in stands.clause) == bool(untested)
-    assert ("reason to doubt" in stands.clause) == bool(found.list_target_doubts("t"))
+    assert ("is in doubt" in stands.clause) == bool(found.list_target_doubts("t"))
     assert ("not significant" in stands.clause) == any(s.suspected for s in found.signals)
 
 
@@ -158,12 +158,12 @@ def test_an_open_result_says_all_that_is_open(found: LeakAssessment) -> None:
                 signal(AUDITED_EPSILON, SHOWN, "text-only"),
             ),
             MODERATE,
-            "no text is shown to come out; another signal is above its baseline",
+            "no extraction of text is shown; another signal is above its baseline",
         ),
         (
             seen(signal(VERBATIM, NOT_SHOWN, suspected=True), signal(MEMBERSHIP, NOT_TESTED, "")),
             OPEN,
-            "no leak is shown, but something is above its baseline, not significantly (verbatim), "
+            "no leak is shown, but a signal above its baseline is not significant (verbatim), "
             "1 of 2 signals untested",
         ),
         (

@@ -80,4 +80,4 @@ def test_a_mean_probability_names_the_lengths_that_it_is_of(
     assert AttackRow(finding, mean).number_text == f"chance per sample 20% [10–30]{end}"
     any_of = replace(mean, name="expected_any_of_100", note=suffix_lengths_note(lengths))
     number = signals.describe_signal_number(replace(signal, measured=any_of))
-    assert number == f"100 samples each would extract 20% [10–30] of members{end}"
+    assert number == f"100 samples per member would extract 20% [10–30] of members{end}"

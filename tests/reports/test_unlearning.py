@@ -1,5 +1,5 @@
-"""What is left of the forgotten, in one sentence and a table: what is shown, what is not, and what
-nobody measured."""
+"""What remains of the forgotten records, in one sentence and a table: what is shown, what is not,
+and what nobody measured."""
 
 from __future__ import annotations
 

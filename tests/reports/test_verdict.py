@@ -13,8 +13,8 @@ from auditor.reports.verdict import find_strongest_attack_row, write_verdict_hea
 def test_the_headline_says_what_leaks_of_each_target(result: AuditResult) -> None:
     assert write_verdict_headline(result) == (
         "Undefended: HIGH. Training text can be extracted (52% verbatim, white-box; also greedy "
-        "decoding). PMixED (sound): INCONCLUSIVE. No leak is shown, but something is above its "
-        "baseline, not significantly (verbatim), 8 of 9 signals untested. Uniform "
+        "decoding). PMixED (sound): INCONCLUSIVE. No leak is shown, but a signal above its "
+        "baseline is not significant (verbatim), 8 of 9 signals untested. Uniform "
         "mixing: HIGH. Training text can be extracted (52% verbatim, white-box)."
     )
 
@@ -70,7 +70,7 @@ def test_each_cause_is_credited_with_its_own_step(result: AuditResult) -> None:
     assert (
         "| mixing: mixed | PMixED (sound) | −1.0 points [−3.0 to 1.0] | not significant |" in page
     )
-    assert "trained so" not in page and "| all of these |" in page
+    assert "trained so" not in page and "| total |" in page
 
 
 def test_without_a_chain_nothing_is_credited(result: AuditResult) -> None:
@@ -92,8 +92,8 @@ def test_not_above_the_baseline_is_inconclusive(result: AuditResult) -> None:
     )
     weak = replace(weak, benchmark=replace(weak.benchmark, greedy_recall={}))
     assert write_verdict_headline(weak).startswith(
-        "Undefended: INCONCLUSIVE. No leak is shown, but something is above its baseline, not "
-        "significantly (verbatim), "
+        "Undefended: INCONCLUSIVE. No leak is shown, but a signal above its baseline is not "
+        "significant (verbatim), "
     )
 
 
@@ -131,8 +131,8 @@ def test_probes_are_told_as_attacks_are(probe_only: AuditResult, with_probe: Aud
     bare = replace(probe_only, benchmark=replace(probe_only.benchmark, greedy_recall={}))
     probed = "also greedy decoding, extraction probability"
     assert write_verdict_headline(bare).startswith(
-        "Undefended: MODERATE. No text is shown to come out; another signal is above its baseline "
-        "(extraction probability, mean 31%, white-box)."
+        "Undefended: MODERATE. No extraction of text is shown; another signal is above its "
+        "baseline (extraction probability, mean 31%, white-box)."
     )
     assert probed in write_verdict_headline(
         with_probe

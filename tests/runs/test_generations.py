@@ -182,7 +182,7 @@ def test_reports_tell_of_it_without_what_came_out(inputs: Path, run: Path) -> No
     alias = next(iter(kept(run)["generations"]))
     page, brief = (run / "report.html").read_text(), (run / "report.md").read_text()
     assert "Untargeted extraction" in page and "Untargeted extraction" in brief
-    assert alias in page and "New in the next 1,000" in page and "n 6" in page
+    assert alias in page and "New in 1,000 more generations" in page and "n 6" in page
     out = numbers(row(inputs, "run"))["records_out"]["value"]
     assert f"| Undefended, white-box | {out:.0f} of 20 trained on |" in brief
     assert "Non-members: 0 of 6 held out" in brief
