@@ -35,7 +35,7 @@ def printed() -> str:
     ]
     lines = [f"    {room} --> {below}\n" for room in ROOMS for below in arrows(room)]
     rows = [f"| `{room}` | {purpose(room)} | {_below(room)} |\n" for room in ROOMS]
-    table = ["| room | what it is for | may import |\n|---|---|---|\n", *rows]
+    table = ["| package | what it is for | may import |\n|---|---|---|\n", *rows]
     commands = [
         "\n| command | packages that it calls |\n|---|---|\n",
         *map(_command_row, _command_files()),
