@@ -62,16 +62,16 @@ def list_nonmember_doubts(result: AuditResult) -> tuple[Doubt, ...]:
     if blind := highest("blind"):
         reason = (
             "Members and non-members differ in kind: without any model, their tokens and lengths "
-            f"distinguish them ({_format_auc(blind)}), so {_describe_adjustment(result)}, and what "
-            "members leak beyond non-members may be that difference."
+            f"distinguish them ({_format_auc(blind)}), so {_describe_adjustment(result)}, and the "
+            "excess leakage of members may only be that difference."
         )
         if not result.plan.get("user_column"):
             reason += " Are several records of one person or text? Name its column: --user-column."
     elif reference := highest("reference_alone"):
         reason = (
-            "The reference by itself distinguishes members from non-members "
-            f"({_format_auc(reference)}): it saw some of them, or they differ in kind, and either "
-            f"way {_describe_adjustment(result)}."
+            "The reference alone distinguishes members from non-members "
+            f"({_format_auc(reference)}): it saw some of them, or they differ in kind; either way, "
+            f"{_describe_adjustment(result)}."
         )
     else:
         return ()
@@ -93,10 +93,10 @@ def _describe_adjustment(result: AuditResult) -> str:
         elif m is not None and not reason:
             reason = f" (too few texts in common to adjust for it: {m.note})"
     if not adjusted:
-        return f"no membership number here means what it says{reason}"
+        return f"no membership number here is reliable{reason}"
     strongest = max(adjusted, key=lambda m: max(m.low, 1 - m.high))
     number = f"{_format_auc(strongest)} ({strongest.note})"
-    return f"membership is judged on what both have in common, by the adjusted {number}"
+    return f"the verdict uses the adjusted {number}, on what both have in common"
 
 
 def _format_auc(m: Measurement) -> str:
@@ -161,8 +161,8 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     ):
         return ""
     return (
-        f"{attack.attack} extracts {hits:,} of {recall.n:,}, and at the measured probability of "
-        f"{_format_percent(p)} a single sample of each would give about {recall.n * p:.0f} "
+        f"{attack.attack} extracts {hits:,} of {recall.n:,}, but at the measured probability of "
+        f"{_format_percent(p)} one sample of each would extract about {recall.n * p:.0f} "
         f"({_format_tail_probability(tail)} by chance): a filter, a truncation or another "
         "distribution hides what the model knows."
     )
@@ -188,10 +188,10 @@ def _describe_greedy_contradiction(
     for attack, n_extracted in n_by_attack.items():
         if (tail := _bound_mcnemar_tail(n_greedy, n_extracted, greedy.n)) < _IMPROBABLE:
             yield (
-                f"{attack} extracts {n_extracted:,} of {greedy.n:,}, and greedy decoding, which "
-                f"needs no tuning, {n_greedy:,} (paired: {_format_tail_probability(tail)} by "
-                "chance if they were alike): its soft prompt or its way of drawing hides what the "
-                "model knows."
+                f"{attack} extracts {n_extracted:,} of {greedy.n:,}, but greedy decoding, which "
+                f"needs no tuning, extracts {n_greedy:,} (paired; {_format_tail_probability(tail)} "
+                "by chance if both were equally strong): the soft prompt or the sampling hides "
+                "what the model knows."
             )
     if (
         hits
@@ -199,9 +199,9 @@ def _describe_greedy_contradiction(
         and (tail := _bound_mcnemar_tail(n_greedy, 0, greedy.n)) < _IMPROBABLE
     ):
         yield (
-            f"Greedy decoding extracts {n_greedy:,} of {greedy.n:,}, and no attack extracts any "
-            f"({_format_tail_probability(tail)} by chance if they were alike): the samples do not "
-            "come from the model's own distribution."
+            f"Greedy decoding extracts {n_greedy:,} of {greedy.n:,}, but no attack extracts any "
+            f"({_format_tail_probability(tail)} by chance if all were equally strong): the samples "
+            "do not come from the model's own distribution."
         )
     for row in rows:
         for m in row.measurements:
@@ -216,8 +216,8 @@ def _describe_greedy_contradiction(
             ):  # above one half, every token of the suffix is the most probable token
                 yield (
                     f"{n_probable:,} of {m.n:,} suffixes have an extraction probability of "
-                    f"{_format_percent(_parse_discoverable_level(level))} or more, and greedy "
-                    f"decoding, which must give these, gives {n_greedy:,}."
+                    f"{_format_percent(_parse_discoverable_level(level))} or more, so greedy "
+                    f"decoding must extract them, but it extracts {n_greedy:,}."
                 )
 
 

@@ -61,15 +61,15 @@ def check_record_sensitivity(runs: WatchedTrainings) -> LoopCheck:
     would = f"a reach of {1 + count_detectable_errors(len(fits)) * fits[0][1] / promised:.2f} times"
     if least < 1:  # a different rule of clipping, whose bound no estimate reaches
         message = (
-            f"records move the gradient by {ratio:.2f} times what the noise is made for: no "
+            f"records move the gradient by {ratio:.2f} times what the noise is calibrated for: no "
             "bound was found"
         )
         return LoopCheck(UNKNOWN, message, would)
     return judge_crash_test_p_value(
         min(1.0, len(fits) * float(stats.norm.sf((mean - promised) / error))),
-        f"a record moves the gradient by {ratio:.2f} times what the noise is made for",
+        f"a record moves the gradient by {ratio:.2f} times what the noise is calibrated for",
         f"a record moves the gradient by {ratio:.2f} ± {1.96 * error / promised:.2f} times what "
-        "the noise is made for",
+        "the noise is calibrated for",
         would,
         lambda: _find_worst_violation(runs, ratio),
         lambda: runs.compute_noise_epsilon(1 / mean),

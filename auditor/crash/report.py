@@ -26,10 +26,10 @@ _PACKAGES = ("torch", "transformers", "opacus", "trl", "accelerate")
 _SAYS = (
     f"An honest training is called broken with a probability of at most {LEVEL:.0%}, over all "
     "checks together.",
-    "“No fault seen” names what would have been seen with 80% probability, and where that is from: "
-    "the check's own statistic in the trainings that were watched, a count, or a planted fault. A "
-    "smaller violation, or one that acts only on models, records or lengths of training unlike "
-    "these, may be there. It never says that a training is private.",
+    "“No fault seen” names a fault that the check would have caught with 80% probability, and the "
+    "source of this figure: the check's own statistic in the watched trainings, a count, or a "
+    "planted fault. A smaller violation, or one that acts only on other models, records or lengths "
+    "of training, is possible. The verdict never says that a training is private.",
     "The training was run unchanged on a tiny model and 48 records that the test made; the "
     "gradient of every step was read as the optimizer received it.",
 )

@@ -36,7 +36,7 @@ def state_result(erasure: Erasure) -> str:
     n_layers = verdicts.count(GONE)
     gone = f"none of {deleted} is seen; gone in {format_count(n_layers, 'layer')}"
     if erasure.verdict == GONE:
-        return f"gone: {gone}, which are all"
+        return f"gone: {gone}, all there are"
     n_unclear = verdicts.count(CANNOT_TELL)
     return f"cannot tell: {gone}, {n_unclear:,} cannot tell"
 
@@ -131,7 +131,9 @@ def make_document(erasure: Erasure, command: str) -> Document:
         headline=state_result(erasure),
         sections=(
             Section("layers", "Layers", (table,)),
-            Section("stores", "What this holds for", (FactList("Stores", facts), Paragraph(_RULE))),
+            Section(
+                "stores", "Scope of this result", (FactList("Stores", facts), Paragraph(_RULE))
+            ),
         ),
         source="Rendered from a copy of the examined stores",
     )

@@ -206,7 +206,7 @@ def make_document(audit: RagAudit, command: str) -> Document:
     if audit.crawl is not None:
         sections.append(Section("crawl", "Crawl", (Paragraph(describe_crawl(audit.crawl)),)))
     limits = (FactList("Audit", list_facts(audit)), Paragraph(_RULE))
-    sections.append(Section("limits", "What this holds for", limits))
+    sections.append(Section("limits", "Scope of this result", limits))
     return Document(
         title="What does the retrieval system give away?",
         facts=(("System", audit.system), ("Command", command)),

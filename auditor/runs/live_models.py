@@ -50,7 +50,7 @@ def check_no_shared_weights(models: Mapping[str, Any]) -> None:
         if other_model is model or _list_parameter_ids(model) & _list_parameter_ids(other_model):
             raise AuditError(
                 f"expected {other} as a separate model, got one that shares weights with {role}: "
-                "an adapter changes its base in place; load the other anew"
+                "an adapter changes its base in place; load the other again"
             )
 
 

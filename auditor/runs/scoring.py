@@ -460,13 +460,13 @@ def doubt_if_members_likelier(
     if name in methods:
         advice = f"compare {name} with its blind baseline"
     else:
-        advice = f"--attack {name} tests which"
+        advice = f"--attack {name} tests which one"
     return (
         Doubt(
             "likelihood",
-            f"{title}: members' true tokens are more likely than non-members' by {gap:.2f} nats a "
-            f"token (at least {least:.2f}): the model knows something of them that no attack "
-            f"extracted, or the two differ in kind; {advice}.",
+            f"{title}: members' true tokens are more likely than non-members', by {gap:.2f} nats a "
+            f"token (at least {least:.2f}): the model knows members that no attack extracted, or "
+            f"the two kinds of records differ; {advice}.",
         ),
     )
 
@@ -517,7 +517,7 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
     if not implies_capability(target.model.capabilities, "likelihood"):
         yield Doubt(
             "answers",
-            f"{of}; without log-probabilities nobody can say what the model knows about them.",
+            f"{of}; without log-probabilities it is unknown what the model knows about them.",
         )
         return
     probs = []
@@ -535,7 +535,7 @@ def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:
         greedy = f", and greedy decoding would extract {first:,}"
     yield Doubt(
         "answers",
-        f"{of}, but by its log-probabilities the model writes these with a mean probability of "
+        f"{of}, but its log-probabilities give these answers a mean probability of "
         f"{np.mean(probs):.1%} ({likely:,} of them with more than {_LIKELY:.0%}; at temperature "
         f"1){greedy}.",
     )

@@ -472,7 +472,7 @@ def _describe_form_doubts(
         doubts.append(
             "members are as unlikely as non-members in every text form that was tried "
             f"({', '.join(form.name_with_day for form in sample.members)}), and none is clearly "
-            "likelier: a model that did not memorise them looks like one that was trained on "
+            "more likely: a model that did not memorise them looks like one that was trained on "
             "another text form (--template FILE)"
         )
     return doubts

@@ -75,9 +75,7 @@ def test_an_objection_of_the_blind_baseline_is_the_first_thing_said_everywhere(
     result: AuditResult,
 ) -> None:
     told = with_row(result, row(blind=0.8))
-    opening = (
-        f"{OBJECTION} (AUC 0.800 [0.750–0.850]), so no membership number here means what it says"
-    )
+    opening = f"{OBJECTION} (AUC 0.800 [0.750–0.850]), so no membership number here is reliable"
     for text in (write_verdict_headline(told), said_on_the_terminal(told)):
         assert text.startswith(opening)
     assert (
@@ -99,8 +97,7 @@ def test_a_blind_baseline_that_may_be_chance_says_nothing(result: AuditResult) -
 def test_a_reference_that_tells_them_apart_alone_is_told_of(result: AuditResult) -> None:
     told = write_verdict_headline(with_row(result, row(reference=0.7)))
     assert told.startswith(
-        "The reference by itself distinguishes members from non-members (AUC 0.700 [0.650–0.750]): "
-        "it "
+        "The reference alone distinguishes members from non-members (AUC 0.700 [0.650–0.750]): it "
     )
     assert write_verdict_headline(with_row(result, row(blind=0.8, reference=0.7))).startswith(
         OBJECTION

@@ -174,7 +174,7 @@ def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
         result = run(0, likely, strangers, target=target)
         assert_no_reassurance(result)
         assert (
-            "perplexity extracts 0 of 20, and at the measured probability of 40%"
+            "perplexity extracts 0 of 20, but at the measured probability of 40%"
             in told(result)["headline"]
         )
         assert "a filter, a truncation or another distribution" in told(result)["headline"]
@@ -190,7 +190,7 @@ def test_probable_extraction_that_does_not_come_is_a_contradiction() -> None:
 
 def test_greedy_hits_beside_no_sampled_hit_are_a_contradiction() -> None:
     drawn = row("perplexity", share("recall", 0, N), share("any_of_k", 0, N))
-    said = "Greedy decoding extracts {} of 60, and no attack extracts any"
+    said = "Greedy decoding extracts {} of 60, but no attack extracts any"
     assert said.format(9) in verdict.write_verdict_headline(
         run_of(drawn, greedy={"all": share("greedy", 9, N)})
     )
@@ -218,11 +218,12 @@ def test_a_tuned_attack_below_greedy_decoding_has_not_earned_its_number(
     headline = verdict.write_verdict_headline(
         run_of(tuned, greedy={"all": share("greedy", n_greedy, N)})
     )
-    said = f"ethicist extracts {extracted} of 60, and greedy decoding, which needs no tuning, "
+    said = f"ethicist extracts {extracted} of 60, but greedy decoding, which needs no tuning, "
     if chance is None:
         assert "needs no tuning" not in headline
     else:
-        assert said + f"{n_greedy} (paired: {chance} by chance if they were alike)" in headline
+        said += f"extracts {n_greedy} (paired; {chance} by chance if both were equally strong)"
+        assert said in headline
     white_box = replace(row("ethicist", share("recall", n_greedy, N)), drawn=100, samples=0)
     both = run_of(
         tuned, replace(white_box, setting="white-box"), greedy={"all": share("greedy", n_greedy, N)}
@@ -234,7 +235,7 @@ def test_a_tuned_attack_below_greedy_decoding_has_not_earned_its_number(
 
 def test_greedy_decoding_must_give_what_is_more_probable_than_not() -> None:
     found = row("extraction-probability", share("discoverable_1_0.9", 4, N))
-    said = "4 of 60 suffixes have an extraction probability of 90% or more, and greedy decoding"
+    said = "4 of 60 suffixes have an extraction probability of 90% or more, so greedy decoding"
     assert said in verdict.write_verdict_headline(
         run_of(found, greedy={"all": share("greedy", 3, N)})
     )

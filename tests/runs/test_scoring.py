@@ -39,7 +39,7 @@ def test_members_that_are_more_likely_are_a_reason_to_doubt_a_zero() -> None:
     assert doubt.kind == "likelihood" and doubt.sentence.startswith(
         "PMixED: members' true tokens are more likely"
     )
-    assert "--attack membership tests which" in doubt.sentence
+    assert "--attack membership tests which one" in doubt.sentence
     (doubt,) = doubt_if_members_likelier("PMixED", answers(1.0), methods=("membership",))
     assert (
         "--attack" not in doubt.sentence
