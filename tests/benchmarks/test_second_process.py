@@ -4,12 +4,13 @@ left running."""
 from __future__ import annotations
 
 import dataclasses
-import pickle
+import os
 import subprocess
 import sys
-import tempfile
+import threading
 import time
 from contextlib import closing, nullcontext
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +77,18 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return weights(lab)
 
 
-def test_the_second_process_trains_what_the_first_would(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: dict[str, bytes]
+def test_the_second_process_trains_what_the_first_would_and_ends_by_itself(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    started: list[subprocess.Popen[bytes]],
+    alone: dict[str, bytes],
 ) -> None:
-    """The target is not done before the ensemble is: each waits for nobody."""
+    """The target is not done before the ensemble is and its process has ended: each waits for
+    nobody."""
     lab, train = Lab(TINY, cache=tmp_path), Lab.train_target_model
 
     def train_late(lab: Lab, path: Path) -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while not list(lab.folder.glob("ensemble*/sha256.json")) and time.monotonic() < deadline:
-            time.sleep(0.1)
+        assert started[0].wait(_PATIENCE) == 0
         train(lab, path)
 
     monkeypatch.setattr(Lab, "train_target_model", train_late)
@@ -168,24 +171,24 @@ def test_it_ends_with_a_run_that_fails(
     assert started[0].returncode is not None
 
 
-def test_it_ends_by_itself_when_all_is_trained(tmp_path: Path) -> None:
-    Lab(TINY, cache=tmp_path)
-    with (
-        tempfile.TemporaryFile() as errors,
-        second_process._start_second_process(errors) as second,
-    ):
-        assert second.stdin is not None
-        second.stdin.write(pickle.dumps((Lab, TINY, tmp_path, [])))
-        assert second.wait(_PATIENCE) == 0
-
-
 def test_it_ends_with_a_run_that_is_killed() -> None:
     """Of whom nothing is left but the end of a pipe."""
-    code = f"import {second_process.__name__} as it; it._exit_with_first_process()"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE) as second:
-        assert second.stdin is not None
-        second.stdin.close()
-        assert second.wait(_PATIENCE) == 1
+    read, written = os.pipe()
+
+    def train() -> None:
+        os.close(written)
+        sys.stdin = os.fdopen(read)
+        threading.Thread(target=second_process._exit_with_first_process, daemon=True).start()
+        time.sleep(_PATIENCE)
+
+    second = get_context("fork").Process(target=train)
+    second.start()
+    os.close(read)
+    second.join(0.1)
+    assert second.exitcode is None
+    os.close(written)
+    second.join(_PATIENCE)
+    assert second.exitcode == 1
 
 
 @pytest.mark.parametrize(

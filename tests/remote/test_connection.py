@@ -3,15 +3,14 @@ have answered."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from auditor.remote.connection import (
     RetryPolicy,
     ServerConnection,
     ServerRequest,
+    ServerTokenBudget,
     read_retry_after,
 )
 from auditor.remote.model import RemoteModel
@@ -348,44 +348,36 @@ def test_another_model_under_the_same_name_is_asked_anew(
     assert not torch.equal(drawn(RemoteModel(link, "tiny", local.tokenizer)).tokens, truth.tokens)
 
 
-_KILLED = """
-import sys, torch
-from pathlib import Path
-from auditor.core.plan_parts import LoadingOptions
-from auditor.models.loading import load_tokenizer_if_present
-from auditor.remote.answers import ServerAnswerStore
-from auditor.remote.model import RemoteModel
-from auditor.remote.connection import ServerConnection, ServerTokenBudget
-url, store, folder = sys.argv[1:]
-tokenizer = load_tokenizer_if_present(folder, LoadingOptions())
-budget = ServerTokenBudget(ServerAnswerStore(Path(store)), "run", None)
-model = RemoteModel(ServerConnection(url, budget), "tiny", tokenizer)
-prefixes = torch.arange(1, 41).view(10, 4)
-model.token_log_probs(prefixes, prefixes)
-"""
+def _ask(addresses: Connection, store: str, tokenizer: Any) -> None:
+    budget = ServerTokenBudget(ServerAnswerStore(Path(store)), "run", None)
+    model = RemoteModel(ServerConnection(addresses.recv(), budget), "tiny", tokenizer)
+    model.token_log_probs(PREFIXES, PREFIXES)
 
 
 def test_a_process_that_is_killed_has_kept_what_it_was_answered(
-    served: Served, wire: Connect, local: HuggingFaceModel, folder: Path, tmp_path: Path
+    served: Served, wire: Connect, local: HuggingFaceModel, tmp_path: Path
 ) -> None:
-    server, url = served()
-    RemoteModel(wire(url), "tiny", local.tokenizer)
-    handshake = len(server.asked)
-    server.asked.clear()
-    server.faults.extend([None] * (handshake + 6) + ["slow"] * 20)
-    store = str(tmp_path / "answers.sqlite")
-    command = [sys.executable, "-c", _KILLED, url, store, str(folder)]
-    killed = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    store, fork = str(tmp_path / "answers.sqlite"), multiprocessing.get_context("fork")
+    addresses, address = fork.Pipe(duplex=False)
+    # Started before the server, whose threads hold locks.
+    killed = fork.Process(target=_ask, args=(addresses, store, local.tokenizer))
+    killed.start()
     try:
-        while len(server.asked) < handshake + 10 and killed.poll() is None:
+        server, url = served()
+        RemoteModel(wire(url), "tiny", local.tokenizer)
+        handshake = len(server.asked)
+        server.asked.clear()
+        server.faults.extend([None] * (handshake + 6) + ["slow"] * 20)
+        address.send(url)
+        while len(server.asked) < handshake + 10 and killed.is_alive():
             time.sleep(0.01)
-        assert killed.poll() is None
+        assert killed.is_alive()
         deadline = time.monotonic() + 60
         while _kept(store) < 6 and time.monotonic() < deadline:
             time.sleep(0.01)
     finally:
-        killed.send_signal(signal.SIGKILL)
-        killed.wait()
+        killed.kill()
+        killed.join()
     server.faults.clear()
     server.gone.set()
     model = RemoteModel(wire(url), "tiny", local.tokenizer)

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 import pkgutil
+import select
 import signal
 import sys
 import time
@@ -18,12 +19,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import auditor
 from auditor import cli
 
 Happened = Callable[[], bool]
-_POLL = 0.0005  # seconds
+_POLL = 0.002  # seconds
 _LONGEST = 300.0  # most seconds that a command may take
 
 
@@ -100,10 +102,22 @@ class Running:
             if self.is_over:
                 return False
             if time.monotonic() > deadline:
-                self.send(signal.SIGKILL)
-                raise TimeoutError(f"{self.stand}: nothing came within {_LONGEST:g} s")
+                self._end_late_process()
             time.sleep(_POLL)
         return True
+
+    def _wait_for_end(self) -> None:
+        """Wait for the end of the process without asking for it again and again."""
+        process = os.pidfd_open(self.pid)
+        try:
+            if not select.select([process], [], [], _LONGEST)[0]:
+                self._end_late_process()
+        finally:
+            os.close(process)
+
+    def _end_late_process(self) -> NoReturn:
+        self.send(signal.SIGKILL)
+        raise TimeoutError(f"{self.stand}: nothing came within {_LONGEST:g} s")
 
     def ended(self, moment: Moment | None = None) -> Ended:
         """Wait for the end of the process; send the moment's signal when the moment comes."""
@@ -112,7 +126,7 @@ class Running:
             begun = self.seconds
             if sent := self.until(lambda: self.seconds - begun >= moment.seconds):
                 self.send(moment.sent)
-        self.until(lambda: self.is_over)
+        self._wait_for_end()
         _, status = os.waitpid(self.pid, 0)
         said = self._files[1].read_text(errors="replace") if self._files[1].exists() else ""
         for path in self._files:

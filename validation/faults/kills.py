@@ -30,28 +30,12 @@ def rows(world: World, case: FaultCommand, kills: int, seed: int) -> Iterator[Re
 
     The moments are spread over the phase's processor time: one random moment in each equal part.
     """
-    lasting = _lasting(world, case)
+    lasting = world.lasting(case)
     for phase in case.phases:
         rng = random.Random(f"{seed} {case.name} {phase.name}")
         for number in range(kills):
             share = (number + rng.random()) / kills
             yield _killed(world, case, phase, share, lasting[phase.name], rng)
-
-
-def _lasting(world: World, case: FaultCommand) -> dict[str, float]:
-    """Return how many seconds of processor time each phase of the undisturbed command takes."""
-    stand = world.stand(case)
-    running = world.start(case, stand)
-    found = {}
-    for phase in case.phases:
-        running.until(lambda phase=phase: phase.begun(stand))  # type: ignore[misc]
-        begun = running.seconds
-        running.until(lambda phase=phase: phase.over(stand))  # type: ignore[misc]
-        found[phase.name] = running.seconds - begun
-    ended = running.ended()
-    assert ended.code == 0, ended.said
-    shutil.rmtree(stand)
-    return found
 
 
 def _killed(

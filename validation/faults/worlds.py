@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from auditor.defenses import private_training
@@ -316,7 +317,7 @@ class World:
 
     folder: Path
     url: str = ""
-    _whole: dict[str, tuple[Path, Ended]] = field(default_factory=dict)
+    _whole: dict[str, tuple[Path, Ended, dict[str, float]]] = field(default_factory=dict)
     _count: int = 0
 
     def stand(self, case: FaultCommand) -> Path:
@@ -359,11 +360,25 @@ class World:
 
     def whole(self, case: FaultCommand) -> tuple[Path, Ended]:
         """Return the folder and the end of the undisturbed command, which is run only once."""
+        return self._undisturbed(case)[:2]
+
+    def lasting(self, case: FaultCommand) -> dict[str, float]:
+        """Return how many seconds of processor time each phase of the undisturbed command takes."""
+        return self._undisturbed(case)[2]
+
+    def _undisturbed(self, case: FaultCommand) -> tuple[Path, Ended, dict[str, float]]:
         if case.name not in self._whole:
             stand = self.stand(case)
-            ended = self.run(case, stand)
+            running = self.start(case, stand)
+            lasting = {}
+            for phase in case.phases:
+                running.until(partial(phase.begun, stand))
+                begun = running.seconds
+                running.until(partial(phase.over, stand))
+                lasting[phase.name] = running.seconds - begun
+            ended = running.ended()
             assert ended.code == 0, f"{case.name}, undisturbed: {ended.said}"
-            self._whole[case.name] = stand, ended
+            self._whole[case.name] = stand, ended, lasting
         return self._whole[case.name]
 
 
