@@ -35,12 +35,12 @@ def _build_exposure_tail_blocks(material: ReportMaterial) -> list[Block]:
             titles_above.append(phrases.title_row(result, f))
     title = "Exposure of the canaries and its null distribution"
     text = (
-        "Share of canaries with at least this many bits of exposure. Had none been memorised, a "
+        "Share of canaries with at least this many bits of exposure. Without memorisation, a "
         "canary's rank among its alternatives would be uniform and the share 2^-x on average "
         "(dotted), and the whole line would stay below the top of the shaded band with 95% "
-        f"probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; about so where ranks are "
-        "estimated). A line that rises above the band shows that some canaries were memorised, not "
-        "which; one that does not shows nothing either way. Above it: "
+        f"probability (Dvoretzky–Kiefer–Wolfowitz, {n:,} canaries; approximately if ranks are "
+        "estimated). A line above the band shows that some canaries were memorised, but not "
+        "which; a line below it shows nothing either way. Above it: "
         f"{', '.join(titles_above) or 'none'}."
     )
     head = ("Bits", "Canaries with at least this many", "Without memorisation", "The band ends at")

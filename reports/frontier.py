@@ -51,7 +51,9 @@ def describe_frontier(f: Frontier) -> str:
     most = phrases.format_percent(f.margin)
     unproven = ""
     if unsure:
-        unproven = f" Not shown to be within {most}%, nor beyond: {_format_defense_models(unsure)}."
+        unproven = (
+            f" Neither shown to be within {most}% nor beyond: {_format_defense_models(unsure)}."
+        )
     leak = _format_leak_metric(f)
     if within == [f.points[0]]:
         return (
@@ -122,7 +124,7 @@ def _describe_frontier_basis(f: Frontier) -> str:
     models = format_count(sum(p.within == "shown" for p in f.points), "model")
     secrets = format_count(f.points[0].leak.n, "secret")
     return (
-        f"{secrets} that every model was asked for{seeds}. {models} within. "
+        f"{secrets} attacked on every model{seeds}; {models} within. "
         f"{_describe_comparison_method(f)}"
     )
 
@@ -132,12 +134,12 @@ def _describe_comparison_method(f: Frontier) -> str:
     # `select_possibly_least_leaking`.
     return (
         f"A model is within {phrases.format_percent(f.margin)}% if the whole 95% interval of its "
-        "perplexity over the undefended model's is, on the same held-out texts, paired by text. "
+        "perplexity ratio to the undefended model is, on the same held-out texts, paired by text. "
         "Each such model is compared with every other one, paired by secret (bootstrap, never "
-        "narrower than this number of secrets allows; exact for shares), none picked beforehand: a "
-        "model may be the least if no other is shown to be below it. All pairs are tested so that "
-        f"the least is ruled out in {50 * f.level:g}% of all cases at most, and that among equals "
-        f"only one is named in at most {100 * f.level:g}%."
+        "narrower than this number of secrets allows; exact for shares): a model may leak least if "
+        "no other is shown to leak less. The tests of all pairs rule out the model that truly "
+        f"leaks least in at most {50 * f.level:g}% of cases, and name a single model among equals "
+        f"in at most {100 * f.level:g}%."
     )
 
 
@@ -153,11 +155,12 @@ def build_frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
         for label, reason in f.missing.items():
             left_out.append(f"{phrases.format_metric(f.metric)}: no point of {label}: {reason}")
     reading = (
-        "To the left more useful, on an axis stretched around 1; downwards less leaks; bars are "
-        "95% intervals, a line is one defense over its own knob. Filled: an ε is proved, for its "
+        "Further left is more useful (the axis is stretched around 1), lower leaks less; bars are "
+        "95% intervals, a line is one defense over its option. Filled: an ε is proved, for its "
         "unit, access and number of tokens; hollow: it only measures well against these attacks. "
-        "Ringed and joined: the convex frontier of the values as measured, without a test: no "
-        "model is below it, nor is a random choice between two. Each picture is by itself. "
+        "Ringed and joined: the convex frontier of the measured values, without a test: neither a "
+        "model nor a random choice between two is below it. Pictures are not corrected for each "
+        "other. "
         f"{_describe_comparison_method(frontiers[0])}"
     )
     return [

@@ -42,20 +42,20 @@ _NOTE = (
     "chance. The first line is the strongest score, the one whose interval is farthest from "
     "chance: membership_auc, which the verdict and gates read. The AUCs have intervals that hold "
     "for all scores and all groups of copies together (bootstrap of the maximum), so the best of "
-    "many is not overstated. A rate is the share of members above a threshold that other "
-    "non-members exceed at this rate in expectation, the k-th highest of n non-members, with k = "
-    "(n + 1) times the rate, rounded down; a member that ties with it is not found. With too few "
-    "non-members its interval has no lower end above 0. The blind baseline and the reference have "
-    "not seen the model: if they are above 0.5, members differ from non-members in kind, and only "
-    "the adjusted AUC decides. It weighs records by how unsure a classifier of the text is about "
-    "their side; differences that tokens and lengths do not show are not adjusted for. Stacked and "
-    "blind scores are cross-fitted: no label of a record, or of its near duplicates, is used for "
-    "its own."
+    "many is not overstated. TPR at an FPR is the share of members above a threshold, the k-th "
+    "highest of n non-members, with k = (n + 1) times the FPR, rounded down: other non-members "
+    "exceed it at this rate in expectation. A member that ties with it does not count. With too "
+    "few non-members the interval has no lower end above 0. The blind baseline and the reference "
+    "have not seen the model: if they are above 0.5, members differ from non-members in kind, and "
+    "only the adjusted AUC decides. It gives more weight to records whose side a classifier of the "
+    "text cannot tell, and does not adjust for differences that tokens and lengths do not show. "
+    "Stacked and blind scores are cross-fitted: a record's score uses no label of the record or "
+    "of its near-duplicates."
 )
 _OLD_NOTE = (
     " An older version made this run: the first line is a score named beforehand, and the "
     "intervals are not corrected. The verdict takes the strongest score and corrects its interval "
-    "for their number."
+    "for the number of scores."
 )
 
 

@@ -17,15 +17,14 @@ from auditor.statistics.metrics import name_nonmember_metric
 # Formulas C3: a decoding that keeps the order of tokens gives the k-th most likely token at most
 # 1/k, and p <= prod 1/k.
 _NOTE = (
-    "Two events. A sample near the suffix has at least this probability under the configuration's "
-    "own decoding; the suffix is one of them, so that this is never below the exact number. The "
-    "suffix itself, token for token, has exactly this probability under that decoding, and at most "
-    "this probability under every decoding that keeps the order of tokens: temperature, top-k, "
-    "top-p, min-p, greedy, even if it changes at each token. That ceiling says nothing about "
-    "samples near the suffix, beam search, repetition penalties, forbidden tokens or another text "
-    "before it; of n samples one is the suffix with at most n times that probability. A window is "
-    "a part of the suffix, given the true text before it, prefix included: if its ceiling is low, "
-    "not even so short a part is extracted by somebody who has all the text before it."
+    "“At least” and “exactly” are for the configuration's own decoding. The suffix itself counts "
+    "as a sample within the edits, so the first number is never below the exact one. “At most” "
+    "is for every decoding that keeps the order of tokens: temperature, top-k, top-p, min-p, "
+    "greedy, even if it changes at each token. This ceiling says nothing about samples near the "
+    "suffix, beam search, repetition penalties, forbidden tokens or another text before it; one "
+    "of n samples is the suffix with at most n times this probability. A window is a part of the "
+    "suffix, given all the true text before it: if its ceiling is low, not even an attacker with "
+    "all this text extracts so short a part."
 )
 
 
@@ -89,10 +88,10 @@ def _build_probability_bracket_table_rows(finding: Finding) -> Iterator[tuple[st
     ]
     windows = list(map(str.strip, str(finding.options["windows"]).split(",")))
     for n in windows:
-        title = f"its likeliest {n} tokens, whatever the decoding, at most"
+        title = f"its most likely window of {n} tokens, whatever the decoding, at most"
         kinds.append((title, f"window_bound_{n}", f"window_bound_{n}"))
     for n in windows:
-        title = f"of its windows of {n} tokens, greedy decoding's"
+        title = f"share of its windows of {n} tokens that greedy decoding gives"
         kinds.append((title, f"greedy_windows_{n}", ""))
     for title, mean, prefix in kinds:
         share = f"{prefix}_1_in_{_select_threshold(finding)}"

@@ -71,7 +71,7 @@ def build_secret_list(
     if len(details.secrets) > LISTED:
         notes.append(
             f"This list shows the {LISTED:,} of {len(details.secrets):,} secrets that "
-            f"{best.attack} finds worst; secrets.parquet has all."
+            f"{best.attack} extracts best; secrets.parquet has all."
         )
         details = _select_worst_secrets(details, details.values_by_cell[best.cell_key])
     facts = _build_page_columns(details)

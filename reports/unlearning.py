@@ -26,8 +26,8 @@ _HEADS = {
     BEFORE: "Before",
     AFTER: "After",
     RELEARNED: "Relearned",
-    RETRAINED: "Never saw them",
-    RETRAINED_RELEARNED: "Never saw them, relearned",
+    RETRAINED: "Retrained",
+    RETRAINED_RELEARNED: "Retrained, relearned",
 }
 _GROUPS = {FORGOTTEN: "forgotten", RETAINED: "retained", NONMEMBERS: "non-members"}
 _NAMES = {
@@ -37,11 +37,11 @@ _NAMES = {
 _USELESS = 1.5  # ratio of perplexities; above it, the model leaks little only because it is useless
 _NOTE = (
     "Forgotten: members that the model was to forget; retained: the other members, the control; "
-    "non-members: the baseline. Relearning trains a copy on records that were trained on before, "
-    "none of which is attacked or should be forgotten: forgotten records that it brings back were "
-    "still in the weights, unless the same steps bring back as many in a model that never saw "
-    "them. Changes are paired by secret, with 95% intervals. A useless model forgets too: "
-    "perplexity on held-out text is next to it."
+    "non-members: the baseline; retrained: a model that never saw the forgotten records. "
+    "Relearning trains a copy on other training records, which are neither attacked nor to be "
+    "forgotten: the forgotten records that it brings back were still in the weights, unless the "
+    "same steps bring back as many in the retrained model. Changes are paired by secret, with 95% "
+    "intervals. A useless model forgets too, so the table shows perplexity on held-out text."
 )
 
 
@@ -67,7 +67,7 @@ def describe_forgetting(result: AuditResult, unlearning: Unlearning) -> str:
 def _format_unlearning_change(row: GroupRecall) -> str:
     retrained = ""
     if RETRAINED in row.values:
-        retrained = f", never seen {phrases.format_value(row.values[RETRAINED])}"
+        retrained = f", retrained {phrases.format_value(row.values[RETRAINED])}"
     before, after = map(phrases.format_value, (row.values[BEFORE], row.values[AFTER]))
     if before != after:
         after = phrases.format_measurement_value(row.values[AFTER])
@@ -103,13 +103,13 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
             if row.values[AFTER].low > floor.high:
                 higher.append(_format_recall_measure(row))
     if remaining:
-        yield f"Still there, more than in a model that never saw it, by {', '.join(remaining)}."
+        yield f"Still there, more than in the retrained model, by {', '.join(remaining)}."
     elif with_retrained:
-        yield "Queried as it is, the model shows no more of it than one that never saw it."
+        yield "Queried as it is, the model shows no more of them than the retrained model."
     elif higher:
-        yield f"Above records it never saw by {', '.join(higher)}."
+        yield f"Above non-members by {', '.join(higher)}."
     elif with_floor:
-        yield "Not shown to be above records it never saw."
+        yield "Not shown to be above non-members."
 
 
 def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
@@ -125,9 +125,9 @@ def _describe_relearning(unlearning: Unlearning) -> Iterator[str]:
     for row in rows:
         (back if _is_relearning_shown(row) else rest).append(_format_relearned_records(row))
     if back:
-        yield f"{trained} bring it back, so it was hidden and not gone: {'; '.join(back)}."
+        yield f"{trained} bring them back, so they were hidden and not gone: {'; '.join(back)}."
     if rest:
-        opening = f"{trained} are not shown to bring it back"
+        opening = f"{trained} are not shown to bring them back"
         if back:
             opening = "Not shown to come back"
         yield f"{opening}: {'; '.join(rest)}."
@@ -151,8 +151,8 @@ def _format_relearned_records(row: GroupRecall) -> str:
     never = row.values.get(RETRAINED_RELEARNED)
     part = ""
     if share and _is_relearning_shown(row):
-        part = f", {phrases.format_measurement_value(share)} of what was taken"
-    retrained = f", never seen {phrases.format_value(never)}" if never else ""
+        part = f", {phrases.format_measurement_value(share)} of what was forgotten"
+    retrained = f", retrained {phrases.format_value(never)}" if never else ""
     after, again = map(phrases.format_value, (row.values[AFTER], row.values[RELEARNED]))
     return f"{_format_recall_measure(row)} {after} → {again}{part}{retrained}"
 
@@ -209,7 +209,7 @@ def _build_forgotten_records_table(result: AuditResult, unlearning: Unlearning) 
         *map(_HEADS.__getitem__, shown_models),
         "After − before",
         "Relearned − after",
-        "That − of the model that never saw them",
+        "The same, minus retrained",
     )
     title = phrases.title_target(result, unlearning.target)
     return Table(

@@ -32,13 +32,13 @@ _UNKNOWN = "not known"
 _NOTE = (
     "A memorised n-gram is n tokens in a row that occur in the training data and in no held-out "
     "text; those that overlap count once. The baseline is n-grams of held-out text, which nothing "
-    "was trained on, scaled to the number in the training data: that many are common in such texts "
-    "and not memorised. N-grams in both count for neither. The public model has not seen the "
+    "was trained on, scaled to the number in the training data: so many are common in such texts, "
+    "not memorised. N-grams in both count for neither. The public model has not seen the "
     "training data either: what it writes of them is not memorised. A record is extracted if a "
     "generation contains an n-gram of it that no other record has; held-out records extracted in "
     "this way are the baseline. New records are those that the next generations would add, "
-    "estimated from the records seen once (Good–Turing); those in the end, from the records seen "
-    "once and twice, are a lower bound (Chao): other kinds of prompts reach other records."
+    "estimated from the records seen once (Good–Turing). The number for any number of generations, "
+    "from the records seen once and twice, is a lower bound (Chao); other prompts reach others."
 )
 
 

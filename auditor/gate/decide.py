@@ -639,7 +639,7 @@ def _judge_case(case: _Case, level: float, counts_with_a_rule: Collection[int]) 
         verdict = "inconclusive"
         reason = f"{reason}; {objection}"
     elif verdict == "held":
-        reason = f"{reason}; a true {high:.4g} or more is missed at most once in twenty"
+        reason = f"{reason}; a true {high:.4g} or more is missed in at most 5% of cases"
         missed = high
     return Ruling(
         *(*case.cell, metric, limit, low, high, verdict, reason, words),

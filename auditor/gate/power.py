@@ -138,14 +138,14 @@ def count_change_secrets(change: ShareChange, power: float, rules: int) -> list[
         _count_limit_secrets("fail", name, before, after, level, power),
         _count_limit_secrets("hold", name, after, before, LEVEL, power),
         SecretsNeeded(
-            f"fail {name} not worse than baseline by 0 when it went from {before:g} to {after:g} "
-            f"({change.discordant:.3g} of the answers changed)",
+            f"fail {name} not worse than baseline by 0 if it rises from {before:g} to {after:g} "
+            f"({change.discordant:.3g} of the answers change)",
             worse,
             *_simulate_gate_sizes([0, 0.5, 1], [lost, 1 - lost - won, won], 0.5, level, power),
         ),
         SecretsNeeded(
-            f"hold {name} not worse than baseline by {margin:.3g} when nothing got worse "
-            f"({chance_change:.3g} changed)",
+            f"hold {name} not worse than baseline by {margin:.3g} if nothing gets worse "
+            f"({chance_change:.3g} change)",
             unchanged,
             # for -d, with equal odds: refute that its mean is at most -margin
             *_simulate_gate_sizes(
@@ -223,7 +223,7 @@ def _count_limit_secrets(
         refuted = 1 - limit
     stopping = _simulate_gate_sizes([0, 1], odds, refuted, level, power)
     needed = count_failing_secrets(refuted, odds[1], level, power)
-    return SecretsNeeded(f"{verb} {name} <= {limit:g} when it is {truth:g}", needed, *stopping)
+    return SecretsNeeded(f"{verb} {name} <= {limit:g} if it is {truth:g}", needed, *stopping)
 
 
 def _simulate_gate_sizes(

@@ -122,7 +122,7 @@ class RetrainedBaseline(UnlearningBaseline):
     """
 
     name = "retrained"
-    title = "Never saw them"
+    title = "Retrained"
     relearned: bool = False
 
 

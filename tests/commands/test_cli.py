@@ -685,13 +685,13 @@ def test_results_by_a_column_of_the_users(inputs: Path, tmp_path: Path, said: Sa
 def test_a_plan_needs_no_run(full: Path, tmp_path: Path, said: Said) -> None:
     check_command("gate", "--plan", "recall=0:0.05")
     out = said.readouterr().out
-    assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 when it is 0\n", out)
-    assert out.endswith("baseline by 0.05 when nothing got worse (0 changed)\n"), out
+    assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 if it is 0\n", out)
+    assert out.endswith("baseline by 0.05 if nothing gets worse (0 change)\n"), out
     policy = tmp_path / "p.toml"
     policy.write_text('rules = ["recall <= 0.05", "recall not worse than baseline by 0.1"]')
     check_command("gate", "--plan", policy)
     out = said.readouterr().out
-    assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 when it is 0\n", out)
+    assert re.search(r"\n +59 +80 \(80\)  hold recall <= 0.05 if it is 0\n", out)
     assert "not listed, but one of the 2 rules: recall not worse than baseline by 0.1 (" in out
     summary = (
         r"\n434 secrets are enough for each of these ([0-9]) cases, on 1 of 2 rules "

@@ -71,7 +71,7 @@ def test_a_tie_names_whoever_cannot_be_told_apart_by_defense_and_setting() -> No
         "); Goldfish (k 4) and Dedup do not differ significantly from it; shown to leak more than "
         "the least: Undefended." in said
     )
-    assert said.endswith("Not shown to be within 10%, nor beyond: Mixing (weight 0.9).")
+    assert said.endswith("Neither shown to be within 10% nor beyond: Mixing (weight 0.9).")
 
 
 def test_where_undefended_is_among_the_least_no_defense_is_said_to_help() -> None:
@@ -90,7 +90,7 @@ def test_nobody_within() -> None:
         point("Undefended", 1, 0.3, True), point("DP-SGD", 2, 0.0), point("Mixing", 1.1, 0.0)
     )
     assert "only the undefended model is shown to be at perplexity within 10%." in said
-    assert "Not shown to be within 10%, nor beyond: Mixing." in said and "least" not in said
+    assert "Neither shown to be within 10% nor beyond: Mixing." in said and "least" not in said
 
 
 FOUND = picture(

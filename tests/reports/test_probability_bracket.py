@@ -67,8 +67,11 @@ def test_each_number_stands_under_what_it_is_a_number_of(result: AuditResult) ->
     )
     assert rows["within 5 token edits of it, at least"][:2] == ("14% [9–19]", "0.7% [0.0–5.7]")
     assert rows["the suffix, exactly"][2] == "68/300 (23% [18–28])"
-    assert rows["its likeliest 8 tokens, whatever the decoding, at most"][0] == "28% [23–33]"
-    assert rows["of its windows of 8 tokens, greedy decoding's"][2:] == ("–", "–")
+    assert (
+        rows["its most likely window of 8 tokens, whatever the decoding, at most"][0]
+        == "28% [23–33]"
+    )
+    assert rows["share of its windows of 8 tokens that greedy decoding gives"][2:] == ("–", "–")
     assert "nothing about samples near the suffix" in note.text
 
 

@@ -56,11 +56,11 @@ def test_what_is_hidden_comes_back_and_is_said_to(result: AuditResult) -> None:
     )
     assert said == (
         "PMixED (sound), 50 records forgotten of 90: extraction probability, mean 30% → 2.0% "
-        "[0.0–4.0], never seen 0.0%. Queried as it is, the model shows no more of it than one that "
-        "never "
-        "saw it. 20 steps of relearning on 30 other records bring it back, so it was hidden "
-        "and not gone: extraction probability, mean 2.0% → 16%, 50% [40–60] of what was taken, "
-        "never seen 0.0%. Held-out perplexity 10.0 → 11.0 (+10%)."
+        "[0.0–4.0], retrained 0.0%. Queried as it is, the model shows no more of them than the "
+        "retrained model. 20 steps of relearning on 30 other records bring them back, so they were "
+        "hidden and not gone: extraction probability, mean 2.0% → 16%, 50% [40–60] of what was "
+        "forgotten, "
+        "retrained 0.0%. Held-out perplexity 10.0 → 11.0 (+10%)."
     )
 
 
@@ -69,11 +69,10 @@ def test_what_is_still_there_is_said_to_be(result: AuditResult) -> None:
         result, left(row("forgotten", 0.30, 0.1, 0.08, never=0.01), ratio=1.8)
     )
     assert (
-        "Still there, more than in a model that never saw it, by extraction probability, mean. "
-        in said
+        "Still there, more than in the retrained model, by extraction probability, mean. " in said
     )
     assert (
-        "20 steps of relearning on 30 other records are not shown to bring it back: extraction"
+        "20 steps of relearning on 30 other records are not shown to bring them back: extraction"
         in said
     )
     assert said.endswith("(+80%); a model that says little leaks little.")
@@ -82,8 +81,8 @@ def test_what_is_still_there_is_said_to_be(result: AuditResult) -> None:
 @pytest.mark.parametrize(
     ("after", "words"),
     [
-        (0.2, "Above records it never saw by extraction probability, mean."),
-        (0.01, "Not shown to be above records it"),
+        (0.2, "Above non-members by extraction probability, mean."),
+        (0.01, "Not shown to be above non-members"),
     ],
 )
 def test_without_a_model_that_never_saw_them_the_floor_judges(
@@ -125,8 +124,8 @@ def test_the_table_has_every_group_and_model_and_every_report_the_sentence(
         "Before",
         "After",
         "Relearned",
-        "Never saw them",
-        "Never saw them, relearned",
+        "Retrained",
+        "Retrained, relearned",
     )
     group, cost = table.groups
     assert [line[0] for line in group.rows] == [
