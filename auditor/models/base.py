@@ -188,8 +188,9 @@ class LanguageModel(ABC):
     device: torch.device = torch.device("cpu")
     notes: tuple[str, ...] = ()
     # Returns a context in which the model reads each text once. The weights must not change there.
-    # The argument True bounds the memory, so that the context can last for a whole run; an inner
-    # context without it caches more for a while. Most models cache nothing.
+    # The argument True bounds the memory, so that the context can last for a whole run; a number
+    # is a share of that. An inner context without it caches more for a while. Most models cache
+    # nothing.
     cache_hidden_states: Callable[..., AbstractContextManager[None]] = staticmethod(nullcontext)
     can_join_rows = False  # whether rows after prefixes of several lengths may be `joined`
     parts: int = 1

@@ -341,14 +341,14 @@ class HuggingFaceModel(LanguageModel):
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def enable_hidden_state_cache(
-        self, recent_bytes: int = RECENT_BYTES, bounded: bool = False
+        self, recent_bytes: int = RECENT_BYTES, bounded: float = False
     ) -> None:
         """Cache the hidden states of all texts from now on. The weights must not change.
 
         Args:
             recent_bytes: see `HiddenStateCache`.
-            bounded: whether the states take at most half the memory of the weights, and recent
-                log-probabilities none.
+            bounded: whether the states take at most half the memory of the weights (or this share
+                of it), and recent log-probabilities none.
         """
         if self.activation:  # its effect on the beginning of a text depends on later tokens
             return
@@ -356,11 +356,11 @@ class HuggingFaceModel(LanguageModel):
         if bounded:
             recent_bytes = 0
             n_bytes = sum(weight.nbytes for weight in self.model.parameters())
-            max_bytes = n_bytes // _WEIGHTS_PER_STATES
+            max_bytes = int(bounded * n_bytes) // _WEIGHTS_PER_STATES
         self.seen = make_hidden_state_cache(self, recent_bytes, max_bytes)
 
     @contextmanager
-    def cache_hidden_states(self, bounded: bool = False) -> Iterator[None]:
+    def cache_hidden_states(self, bounded: float = False) -> Iterator[None]:
         outer = self.seen
         if not self._is_cacheable or (outer is not None and (bounded or not outer.is_bounded)):
             yield

@@ -1,8 +1,9 @@
 """Estimate the sequences, tokens, memory and seconds of a run from a small part of its queries.
 
 Each part of a run is timed on a few texts, then on more texts if time is left. The time for all
-texts is extrapolated by a fixed cost and a cost per text. Nothing is judged, stored or written to a
-run folder.
+texts is extrapolated by a fixed cost and a cost per text. As in a run, a part does not pay for
+texts that an earlier part has read, as far as the model's cache has room for all texts. Nothing is
+judged, stored or written to a run folder.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import ceil, nan
@@ -371,12 +373,13 @@ class _RunPartTimer:
         undefended = targets.undefended.model
 
         def recite(n: int) -> None:
-            scoring.measure_repeat_recall(undefended, _draw_fixed_subset(members, n, "greedy"))
+            subset = _draw_fixed_subset(members, n, "greedy")
+            scoring.read_texts_ahead(undefended, subset)
+            scoring.measure_repeat_recall(undefended, subset)
 
         at_once = _count_fitting_secrets(undefended, members)
-        self.time_parts_within_share(
-            [RunPartCost("greedy recall", len(members), at_once=at_once, work=recite)]
-        )
+        greedy = RunPartCost("greedy recall", len(members), at_once=at_once, work=recite)
+        self.time_parts_within_share([greedy], target=targets.undefended)
         for target in targets.build_targets(clock):
             self.time_teacher_forced_passes(target)
             for setting in self.scene.selection.list_target_settings(target.companion):
@@ -409,16 +412,19 @@ class _RunPartTimer:
         if texts:
             at_once = _count_fitting_texts(target.model, max(map(len, texts)))
             name = f"perplexity of {target.title}"
-            self.time_parts_within_share(
-                [RunPartCost(name, len(texts), at_once=at_once, work=score_heldout)]
-            )
+            part = RunPartCost(name, len(texts), at_once=at_once, work=score_heldout)
+            self.time_parts_within_share([part], target=target)
         if not secrets:
             return
         name = f"tokens of the secrets under {target.title}"
         at_once = _count_fitting_secrets(target.model, secrets)
-        self.time_parts_within_share(
-            [RunPartCost(name, len(secrets), cut=(LIMIT,), at_once=at_once, work=score_tokens)]
-        )
+        part = RunPartCost(name, len(secrets), cut=(LIMIT,), at_once=at_once, work=score_tokens)
+
+        def read(n: int) -> None:
+            subset = _draw_fixed_subset(secrets, n, "tokens")
+            _read_scored_texts(target.model, [s for s in subset if not s.member])
+
+        self.time_parts_within_share([part], target=target, read=read)
 
     def time_target_cells(self, target: Target, setting: Setting) -> None:
         """Time the tuning of the attacks, then all attacks and probes on a target in a setting.
@@ -432,7 +438,12 @@ class _RunPartTimer:
             except NotApplicable:
                 continue  # its cell reports the reason
         parts = list(self.list_cell_parts(target, setting, states))
-        self.time_parts_within_share(parts, weight=_CELLS)
+
+        def read(n: int) -> None:
+            subset = _draw_fixed_subset(target.secrets, n, "secrets")
+            _read_scored_texts(target.model, subset)
+
+        self.time_parts_within_share(parts, weight=_CELLS, target=target, read=read)
 
     def time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
         """Time the attack's tuning on a few known pairs, and return the tuned state.
@@ -518,8 +529,24 @@ class _RunPartTimer:
 
     # --- queries ---
 
+    @contextmanager
+    def cache_texts(self, target: Target | None, share: float) -> Iterator[None]:
+        """Let the models of a target read each text once, like a run, in a share of its memory."""
+        with ExitStack() as stack:
+            if target is not None:
+                site = self.scene.site
+                for model in (target.model, site.public_model, site.reference_model):
+                    if model is not None:
+                        stack.enter_context(model.cache_hidden_states(share))
+            yield
+
     def time_parts_within_share(
-        self, parts: Sequence[RunPartCost], least: int = 1, weight: int = 1
+        self,
+        parts: Sequence[RunPartCost],
+        least: int = 1,
+        weight: int = 1,
+        target: Target | None = None,
+        read: Callable[[int], None] = lambda n: None,
     ) -> None:
         """Time the parts on `least` texts, then on more texts until their time is used.
 
@@ -529,6 +556,8 @@ class _RunPartTimer:
             parts: the parts, which are timed together.
             least: number of texts of the first attempt.
             weight: total weight of these parts: their share of the time, relative to other parts.
+            target: the target whose texts the parts read; None if a run does not cache them.
+            read: function that reads, of a number of texts, those that a run has read before.
         """
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
@@ -540,13 +569,18 @@ class _RunPartTimer:
         most = max((part.n_texts for part in parts), default=0)
         while True:
             attempts.append([])
-            for part in parts:
-                # A later attempt that started in time is finished: with half of its parts, no
-                # extrapolation would be possible.
-                in_time = time.perf_counter() < self.end or len(attempts) > 1
-                attempts[-1].append(_compute_attempt_cost(part, n * in_time, self.device))
+            begin = time.perf_counter()
+            # Of few texts, as large a part fits into the smaller cache as of all in a run.
+            with self.cache_texts(target, min(1.0, n / max(1, most))):
+                if begin < self.end or len(attempts) > 1:
+                    read(n)
+                for part in parts:
+                    # A later attempt that started in time is finished: with half of its parts, no
+                    # extrapolation would be possible.
+                    in_time = time.perf_counter() < self.end or len(attempts) > 1
+                    attempts[-1].append(_compute_attempt_cost(part, n * in_time, self.device))
             elapsed = time.perf_counter() - start
-            last = sum(cost.seconds for cost in attempts[-1])
+            last = time.perf_counter() - begin
             # number of texts that fit into the rest of the share
             room = int(n * (share - elapsed) / max(last, 1e-9))
             if len(attempts) == 1 and 2 * last < (self.end - time.perf_counter()) / 4:
@@ -624,6 +658,16 @@ def _compute_attempt_cost(step: RunPartCost, n: int, device: torch.device) -> Ru
         memory=memory,
         seconds=seconds,
     )
+
+
+def _read_scored_texts(model: LanguageModel, secrets: Sequence[Secret]) -> None:
+    """Read the texts whose tokens a run scores before its attacks: suffixes, and held-out texts."""
+    if implies_capability(model.capabilities, "likelihood"):
+        texts = [secret.tokens[:-1] for secret in secrets]
+        lengths = []
+        for secret in secrets:
+            lengths.append(len(secret.suffix) if secret.member else len(secret.tokens) - 1)
+        model.read_ahead(texts, lengths)
 
 
 def _count_fitting_texts(model: LanguageModel, length: int) -> int:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
@@ -286,6 +288,33 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
         and sum(found.secrets)
         == part(found, "Undefended: extraction-probability (white-box)").n_texts
     )
+
+
+def save_wide(folder: Path, seed: int) -> str:
+    """A model whose states of the texts fit into half of the memory of its weights."""
+    save_tiny(folder)
+    config = AutoConfig.from_pretrained(folder)
+    config.hidden_size = 64
+    config.intermediate_size = 256
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return str(folder)
+
+
+def test_texts_that_several_measures_read_are_counted_once(given: Path, tmp_path: Path) -> None:
+    """As in the run, where each part alone would read them again: 1.5 times the tokens."""
+    model, base = save_wide(tmp_path / "model", 1), save_wide(tmp_path / "base", 2)
+    attacks = ("membership", "extraction-probability", "perplexity")
+    options = {"attack": attacks, "attack_options": {"": {"samples": 5}}, "setting": "white-box"}
+    planned = plan(given, **options).with_fields(model=model, reference=base)
+    found = estimate.estimate_run_cost(planned, Reporter(), 1e6)
+    before = traffic.tokens
+    flags = ["--model", model, "--reference", base, "-A", "samples=5", "--setting", "white-box"]
+    for name in attacks:
+        flags += ["--attack", name]
+    check_command(*words(given)[:1], *words(given)[3:], *flags, "-o", tmp_path / "run")
+    tokens = sum(cost.tokens for cost in found.costs)
+    assert 0.8 < tokens / (traffic.tokens - before) < 1.2
 
 
 def test_a_decoding_with_one_answer_is_counted_once(given: Path) -> None:
