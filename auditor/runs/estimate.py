@@ -420,11 +420,11 @@ class _RunPartTimer:
         at_once = _count_fitting_secrets(target.model, secrets)
         part = RunPartCost(name, len(secrets), cut=(LIMIT,), at_once=at_once, work=score_tokens)
 
-        def read(n: int) -> None:
+        def read_earlier(n: int) -> None:
             subset = _draw_fixed_subset(secrets, n, "tokens")
             _read_scored_texts(target.model, [s for s in subset if not s.member])
 
-        self.time_parts_within_share([part], target=target, read=read)
+        self.time_parts_within_share([part], target=target, read_earlier=read_earlier)
 
     def time_target_cells(self, target: Target, setting: Setting) -> None:
         """Time the tuning of the attacks, then all attacks and probes on a target in a setting.
@@ -439,11 +439,11 @@ class _RunPartTimer:
                 continue  # its cell reports the reason
         parts = list(self.list_cell_parts(target, setting, states))
 
-        def read(n: int) -> None:
+        def read_earlier(n: int) -> None:
             subset = _draw_fixed_subset(target.secrets, n, "secrets")
             _read_scored_texts(target.model, subset)
 
-        self.time_parts_within_share(parts, weight=_CELLS, target=target, read=read)
+        self.time_parts_within_share(parts, weight=_CELLS, target=target, read_earlier=read_earlier)
 
     def time_tuning(self, attack: Attack, target: Target, setting: Setting) -> State:
         """Time the attack's tuning on a few known pairs, and return the tuned state.
@@ -546,7 +546,7 @@ class _RunPartTimer:
         least: int = 1,
         weight: int = 1,
         target: Target | None = None,
-        read: Callable[[int], None] = lambda n: None,
+        read_earlier: Callable[[int], None] = lambda n: None,
     ) -> None:
         """Time the parts on `least` texts, then on more texts until their time is used.
 
@@ -557,7 +557,7 @@ class _RunPartTimer:
             least: number of texts of the first attempt.
             weight: total weight of these parts: their share of the time, relative to other parts.
             target: the target whose texts the parts read; None if a run does not cache them.
-            read: function that reads, of a number of texts, those that a run has read before.
+            read_earlier: function that reads those of a number of texts that a run has read before.
         """
         start = time.perf_counter()
         # The right side is evaluated first: the share uses the old weight. `max`: more parts may
@@ -573,7 +573,7 @@ class _RunPartTimer:
             # Of few texts, as large a part fits into the smaller cache as of all in a run.
             with self.cache_texts(target, min(1.0, n / max(1, most))):
                 if begin < self.end or len(attempts) > 1:
-                    read(n)
+                    read_earlier(n)
                 for part in parts:
                     # A later attempt that started in time is finished: with half of its parts, no
                     # extrapolation would be possible.

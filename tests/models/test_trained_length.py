@@ -1,6 +1,7 @@
 """How many tokens of a row were trained on: read from a trainer's arguments, without running what
 they hold."""
 
+import itertools
 import os
 import sys
 import zipfile
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
+from trl import pack_dataset
 
 from auditor.models.trained_length import TrainedLength, read_trained_length
 
@@ -53,6 +56,21 @@ def test_a_trainer_that_cuts_no_row_says_nothing(tmp_path: Path, fields: dict[st
     torch.save(Arguments(**fields, device=torch.device("cpu")), tmp_path / FILE)
     assert read_trained_length(tmp_path) == (None, "")
     assert read_trained_length(tmp_path / "nowhere") == (None, "")
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "bfd_split", "wrapped"])
+def test_packing_keeps_the_tokens_that_trl_packs(strategy: str, tmp_path: Path) -> None:
+    """Twin: `trl.pack_dataset` (1.16)."""
+    rows = [list(range(10)), list(range(100, 103)), list(range(200, 206))]
+    packed = pack_dataset(Dataset.from_dict({"input_ids": rows}), 4, strategy)
+    arguments = Arguments(4, "keep_end", packing=True, packing_strategy=strategy)
+    torch.save(arguments, tmp_path / FILE)
+    found, _ = read_trained_length(tmp_path)
+    trained = []
+    for row in rows:
+        start, end = found.span_of(len(row)) if found else (0, len(row))
+        trained += row[start:end]
+    assert sorted(itertools.chain(*packed["input_ids"])) == sorted(trained)
 
 
 def test_code_in_the_file_is_not_run(tmp_path: Path) -> None:
