@@ -336,7 +336,7 @@ def _score_units(target_run: TargetRun) -> None:
     audit = target_run.audit
     target = target_run.target
     benchmark = audit.benchmark
-    _read_ahead(target.model, target.secrets, benchmark.heldout_given or repeat(1))
+    scoring.read_secrets_ahead(target.model, target.secrets, benchmark.heldout_given or repeat(1))
     if target.model.capabilities & {"likelihood", "distribution"}:
         # first, because it queries full texts, which contain the suffixes
         scoring.compute_heldout_losses(audit, target, target_run.engine)
@@ -353,7 +353,7 @@ def _read_references(target_run: TargetRun) -> list[LanguageModel]:
     if any(isinstance(method, Probe) and method.without_reference for method in methods):
         view = target_run.targets.get_shared_view(target_run.target.name, WHITE_BOX.name)
         if view.reference is not None:
-            _read_ahead(view.reference, target_run.target.secrets)
+            scoring.read_secrets_ahead(view.reference, target_run.target.secrets)
             models.append(view.reference)
     return models
 
@@ -410,27 +410,6 @@ def _ask_cells(target_run: TargetRun, kind: type[Attack] | type[Probe]) -> None:
             cell.ask_ahead()
         except NotApplicable:
             continue  # the cell's finding will state the reason
-
-
-def _read_ahead(
-    model: LanguageModel, secrets: Sequence[Secret], heldout_given: Iterable[int] = ()
-) -> None:
-    """Run the secrets' texts through the model before attacks and probes query the model.
-
-    Args:
-        heldout_given: for each non-member, the number of leading tokens that held-out perplexity
-            does not score. Empty if only suffixes are scored.
-    """
-    # [:-1]: no query needs the distribution after the last token
-    texts = [secret.tokens[:-1] for secret in secrets]
-    given_counts = iter(heldout_given)
-    last = []
-    for secret in secrets:
-        n_given = len(secret.prefix)
-        if not secret.member:
-            n_given = next(given_counts, n_given)
-        last.append(len(secret.tokens) - n_given)
-    model.read_ahead(texts, last, [len(secret.prefix) for secret in secrets])
 
 
 def list_greedy_guesses(audit: Audit, target: Target) -> Mapping[str, Guesses]:

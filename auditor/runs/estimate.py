@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from itertools import repeat
 from math import ceil, nan
 from typing import Any
 
@@ -422,7 +423,7 @@ class _RunPartTimer:
 
         def read_earlier(n: int) -> None:
             subset = _draw_fixed_subset(secrets, n, "tokens")
-            _read_scored_texts(target.model, [s for s in subset if not s.member])
+            scoring.read_secrets_ahead(target.model, select_members(subset, False), repeat(1))
 
         self.time_parts_within_share([part], target=target, read_earlier=read_earlier)
 
@@ -441,7 +442,7 @@ class _RunPartTimer:
 
         def read_earlier(n: int) -> None:
             subset = _draw_fixed_subset(target.secrets, n, "secrets")
-            _read_scored_texts(target.model, subset)
+            scoring.read_secrets_ahead(target.model, subset, repeat(1))
 
         self.time_parts_within_share(parts, weight=_CELLS, target=target, read_earlier=read_earlier)
 
@@ -658,16 +659,6 @@ def _compute_attempt_cost(step: RunPartCost, n: int, device: torch.device) -> Ru
         memory=memory,
         seconds=seconds,
     )
-
-
-def _read_scored_texts(model: LanguageModel, secrets: Sequence[Secret]) -> None:
-    """Read the texts whose tokens a run scores before its attacks: suffixes, and held-out texts."""
-    if implies_capability(model.capabilities, "likelihood"):
-        texts = [secret.tokens[:-1] for secret in secrets]
-        lengths = []
-        for secret in secrets:
-            lengths.append(len(secret.suffix) if secret.member else len(secret.tokens) - 1)
-        model.read_ahead(texts, lengths)
 
 
 def _count_fitting_texts(model: LanguageModel, length: int) -> int:

@@ -145,6 +145,27 @@ def read_texts_ahead(model: LanguageModel, secrets: Sequence[Secret]) -> None:
         model.read_ahead(texts, part.lengths[:, 1].tolist())
 
 
+def read_secrets_ahead(
+    model: LanguageModel, secrets: Sequence[Secret], heldout_given: Iterable[int] = ()
+) -> None:
+    """Run the secrets' texts through the model before attacks and probes query the model.
+
+    Args:
+        heldout_given: for each non-member, the number of leading tokens that held-out perplexity
+            does not score. Empty if only suffixes are scored.
+    """
+    # [:-1]: no query needs the distribution after the last token
+    texts = [secret.tokens[:-1] for secret in secrets]
+    given_counts = iter(heldout_given)
+    last = []
+    for secret in secrets:
+        n_given = len(secret.prefix)
+        if not secret.member:
+            n_given = next(given_counts, n_given)
+        last.append(len(secret.tokens) - n_given)
+    model.read_ahead(texts, last, [len(secret.prefix) for secret in secrets])
+
+
 def make_score_keeper(audit: Audit, target: Target) -> Keep:
     """Return a function that stores the scores of the target's members while they are read.
 
