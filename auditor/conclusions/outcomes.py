@@ -23,8 +23,8 @@ from auditor.core.secret_table import STRINGS, build_secret_table
 from auditor.records import result_file
 from auditor.records.attacked_secrets import (
     NOT_KEPT,
-    AnsweredSecretIds,
-    read_answered_secret_ids,
+    AnsweredSecrets,
+    read_answered_secrets,
 )
 from auditor.records.manifest import NO_EDITS, FolderEdits, find_folder_edits
 from auditor.records.table import (
@@ -286,6 +286,11 @@ class ValuesBySecret(Outcome):
         indices = self._order_by_id[is_selected[self._order_by_id]]
         return {name: values[indices].astype(float) for name, values in self.values.items()}
 
+    @property
+    def has_repeated_secret(self) -> bool:
+        ordered = np.asarray(self.ids, STRINGS)[self._order_by_id]
+        return bool((ordered[1:] == ordered[:-1]).any())
+
     @cached_property
     def _order_by_id(self) -> Ints:
         return np.argsort(np.asarray(self.ids, STRINGS), kind="stable")
@@ -326,7 +331,7 @@ class RunOutcomes:
     name: str
     result: AuditResult
     outcomes: Mapping[CellKey, ValuesBySecret]
-    listed: AnsweredSecretIds = field(default=NOT_KEPT, repr=False)
+    listed: AnsweredSecrets = field(default=NOT_KEPT, repr=False)
     edits: FolderEdits | None = NO_EDITS
 
 
@@ -339,7 +344,7 @@ def read_run_outcomes(folder: Path) -> RunOutcomes:
         if finding.stopped and cell in rows:
             # The results decided when the run stopped: only anytime-valid bounds are valid.
             rows[cell] = replace(rows[cell], anytime=True)
-    answered_ids = read_answered_secret_ids(folder)
+    answered_ids = read_answered_secrets(folder)
     edits = find_folder_edits(folder)
     return RunOutcomes(str(folder), result, rows, answered_ids, edits)
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import get_args
 
 import numpy as np
 
 from auditor.conclusions.outcomes import ValuesBySecret
+from auditor.core.arrays import Ints
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import to_json
@@ -26,7 +27,7 @@ from auditor.records.attacked_secrets import (
     NOT_KEPT,
     PLAN,
     SECRETS,
-    AnsweredSecretIds,
+    AnsweredSecrets,
     Answers,
     AttributeTable,
 )
@@ -37,13 +38,14 @@ from auditor.statistics.metrics import SHARES, find_metric
 from auditor.statistics.recomputed import compute_mean, recompute_metric
 
 _ROUNDING = 1e-9  # relative and absolute: the order of sums may differ
+_NONE = np.empty(0, np.int64)
 _SOLVED = 1e-6  # tolerance of a bound computed by bisection
 
 
 def find_result_contradictions(
     result: AuditResult,
     outcomes: Mapping[CellKey, ValuesBySecret],
-    listed: AnsweredSecretIds = NOT_KEPT,
+    listed: AnsweredSecrets = NOT_KEPT,
 ) -> Iterator[tuple[CellKey, str]]:
     """Yield (cell, reason) for each contradiction within the result, or with the run folder.
 
@@ -109,7 +111,7 @@ def _check_planned_rows(result: AuditResult) -> Iterator[tuple[CellKey, str]]:
 
 
 def _check_planned_secrets(
-    result: AuditResult, outcomes: Mapping[CellKey, ValuesBySecret], listed: AnsweredSecretIds
+    result: AuditResult, outcomes: Mapping[CellKey, ValuesBySecret], listed: AnsweredSecrets
 ) -> Iterator[tuple[CellKey, str]]:
     """Yield (cell, reason) for each contradiction with the run folder's plan, secrets or answers.
 
@@ -132,21 +134,24 @@ def _check_planned_secrets(
             if first_plan.get(name) != last_plan.get(name):
                 yield WHOLE_RUN, f"its plan has another {name} than {PLAN}"
     if listed.secrets is not None:
-        attacked = Counter(fact.member for fact in listed.secrets if not fact.canary)
-        reported = {True: result.benchmark.members, False: result.benchmark.nonmembers}
-        for member, noun in ((True, "members"), (False, "non-members")):
-            if attacked[member] != reported[member]:
+        is_member = listed.secrets.columns["member"].astype(bool)
+        is_attacked = ~listed.secrets.columns["canary"].astype(bool)
+        for noun, reported, listed_secrets in (
+            ("members", result.benchmark.members, is_member & is_attacked),
+            ("non-members", result.benchmark.nonmembers, ~is_member & is_attacked),
+        ):
+            n_attacked = int(listed_secrets.sum())
+            if n_attacked != reported:
                 yield (
                     WHOLE_RUN,
-                    f"it is about {reported[member]} {noun}, but {SECRETS} contains "
-                    f"{attacked[member]}",
+                    f"it is about {reported} {noun}, but {SECRETS} contains {n_attacked}",
                 )
         for row, row_values in outcomes.items():
             if reason := _describe_secret_mismatch(row_values, listed.secrets):
                 yield row, reason
     if listed.guesses is not None and listed.observations is not None:
         yield from _check_answered_secrets(
-            result, outcomes, listed.secrets, listed.guesses, listed.observations
+            result, outcomes, listed, listed.guesses, listed.observations
         )
 
 
@@ -174,7 +179,7 @@ def _describe_secret_mismatch(values_by_secret: ValuesBySecret, secrets: Attribu
 def _check_answered_secrets(
     result: AuditResult,
     outcomes: Mapping[CellKey, ValuesBySecret],
-    secrets: AttributeTable | None,
+    listed: AnsweredSecrets,
     guesses: Answers,
     observations: Answers,
 ) -> Iterator[tuple[CellKey, str]]:
@@ -182,17 +187,17 @@ def _check_answered_secrets(
         # generations are stored with the guesses
         guessed = row_values.is_judged or row not in observations
         journal, answers = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
-        ids = set(row_values.ids)
-        answered_ids = answers.get(row, frozenset())
-        added = ids - answered_ids
-        dropped = answered_ids - ids
-        if added:
+        numbers = listed.numbers.add_all(row_values.ids)
+        answered = answers.get(row, _NONE)
+        added = np.setdiff1d(numbers, answered)
+        dropped = np.setdiff1d(answered, numbers)
+        if len(added):
             yield (
                 row,
                 f"{_WHERE} contains {format_count(len(added), 'secret')} without an answer in "
                 f"{journal}",
             )
-        if dropped:
+        if len(dropped):
             yield (
                 row,
                 f"{journal} contains answers about {format_count(len(dropped), 'secret')} that "
@@ -206,16 +211,17 @@ def _check_answered_secrets(
                 row,
                 "the run folder has answers for it, but the result does not have it",
             )
-        elif reported[row].not_applicable and _hold_member(secrets, guesses.get(row, frozenset())):
+        elif reported[row].not_applicable and _hold_member(
+            listed.secrets, guesses.get(row, _NONE)
+        ):
             yield row, f"it was not applicable, but {GUESSES} has answers about members"
 
 
-def _hold_member(secrets: AttributeTable | None, ids: Collection[str]) -> bool:
-    """Return whether any of these ids is a member's."""
+def _hold_member(secrets: AttributeTable | None, numbers: Ints) -> bool:
+    """Return whether any of these numbers is a member's."""
     if secrets is None:
         return False
-    places = secrets.numbers.find_all(list(ids))
-    return bool(secrets.columns["member"][places[places >= 0]].any())
+    return bool(secrets.columns["member"][numbers[numbers < len(secrets)]].any())
 
 
 def _check_epsilon_bounds(finding: Finding) -> Iterator[str]:
@@ -330,7 +336,7 @@ def _check_outcomes(finding: Finding, values_by_secret: ValuesBySecret) -> Itera
 
     Numbers that are not computed from secrets are skipped.
     """
-    if len(set(values_by_secret.ids)) < len(values_by_secret.ids):
+    if values_by_secret.has_repeated_secret:
         yield f"{_WHERE} contains a secret twice"
     members = values_by_secret.order_metric_values(True, None)
     nonmembers = values_by_secret.order_metric_values(False, None)

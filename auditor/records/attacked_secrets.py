@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, overload
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import read_json_object
 from auditor.core.nouns import CellKey
@@ -29,7 +30,8 @@ SECRETS = "secrets.json"
 _ANSWER = re.compile(
     rb'\{"cell": "([^"\\\x80-\xff]+)", "secret": "([^"\\\x80-\xff]+)", .*\}\n', re.DOTALL
 )
-Answers = Mapping[CellKey, frozenset[str]]
+_LINES = 2**22  # bytes of lines in memory at once
+Answers = Mapping[CellKey, Ints]
 _AT_ONCE = 4096  # secrets that are objects at once
 _TEXTS = ("id", "alias", "group", "document", "user")  # attributes
 
@@ -104,40 +106,45 @@ NO_ATTRIBUTES = AttributeTable(dict.fromkeys(SecretAttributes._fields, np.empty(
 
 
 @dataclass(frozen=True)
-class AnsweredSecretIds:
-    """Hold the ids of attacked secrets in a run folder; a field is None if its file is missing.
+class AnsweredSecrets:
+    """Hold the attacked secrets of a run folder; a field is None if its file is missing.
 
     An answer is an attack's guesses about a secret, or a probe's observation of it.
 
     Args:
         plan: plan of the run.
         secrets: the secrets' publishable attributes.
-        guesses: ids of the secrets with guesses, keyed by target, setting and attack.
-        observations: ids of the secrets with observations, keyed by target, setting and probe.
+        guesses: numbers of the secrets with guesses, ascending, keyed by target, setting and
+            attack.
+        observations: numbers of the secrets with observations, ascending, keyed by target, setting
+            and probe.
+        numbers: the number of each secret.
     """
 
     plan: Mapping[str, Any] | None = None
     secrets: AttributeTable | None = None
     guesses: Answers | None = None
     observations: Answers | None = None
+    numbers: SecretNumbers = field(default_factory=SecretNumbers)
 
-    def with_missing_parts_empty(self) -> AnsweredSecretIds:
+    def with_missing_parts_empty(self) -> AnsweredSecrets:
         """Return a copy that has {} instead of None, so that a missing file reads like an empty
         one.
         """
-        return AnsweredSecretIds(
-            self.plan or {},
-            self.secrets or NO_ATTRIBUTES,
-            self.guesses or {},
-            self.observations or {},
+        return replace(
+            self,
+            plan=self.plan or {},
+            secrets=self.secrets or NO_ATTRIBUTES,
+            guesses=self.guesses or {},
+            observations=self.observations or {},
         )
 
 
-NOT_KEPT = AnsweredSecretIds()
+NOT_KEPT = AnsweredSecrets()
 
 
-def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
-    """Read the ids of the secrets for which the folder has answers.
+def read_answered_secrets(folder: Path) -> AnsweredSecrets:
+    """Read for which secrets the folder has answers.
 
     Raise AuditError for an invalid file.
     """
@@ -146,14 +153,14 @@ def read_answered_secret_ids(folder: Path) -> AnsweredSecretIds:
     else:
         plan = None
     secrets = read_secret_attributes(folder)
-    ids = dict[str, str]()
+    numbers = SecretNumbers() if secrets is None else secrets.numbers
     guesses, observations = (
-        _list_journal_secrets(folder / name, ids) for name in (GUESSES, OBSERVATIONS)
+        _list_journal_secrets(folder / name, numbers) for name in (GUESSES, OBSERVATIONS)
     )
     if guesses is not None or observations is not None:  # a run of one kind has a single journal
         guesses = guesses or {}
         observations = observations or {}
-    return AnsweredSecretIds(plan, secrets, guesses, observations)
+    return AnsweredSecrets(plan, secrets, guesses, observations, numbers)
 
 
 def read_secret_attributes(folder: Path) -> AttributeTable | None:
@@ -197,31 +204,38 @@ def _encode_column(name: str, values: list[Any]) -> NDArray[Any]:
     return np.array(values)
 
 
-def _list_journal_secrets(path: Path, ids: dict[str, str]) -> dict[CellKey, frozenset[str]] | None:
-    """Return the ids of the secrets in a journal, keyed by cell; None if the file is missing.
+def _list_journal_secrets(path: Path, numbers: SecretNumbers) -> dict[CellKey, Ints] | None:
+    """Return the numbers of the secrets in a journal, keyed by cell; None if the file is missing.
 
-    All cells share the objects of `ids`, to which this function adds.
+    Other secrets than those of `numbers` are added to it.
     """
     if not path.exists():
         return None
-    ids_by_cell: dict[str, set[str]] = {}
+    batches: dict[CellKey, list[Ints]] = {}
     try:
         with open(path, "rb") as file:
-            for line in file:
-                if match := _ANSWER.fullmatch(line):
-                    cell, secret = map(bytes.decode, match.groups())
-                else:
-                    record = json.loads(line)
-                    cell = record["cell"]
-                    secret = record["secret"]
-                ids_by_cell.setdefault(cell, set()).add(ids.setdefault(secret, secret))
-        return {
-            CellKey.parse_cell_key(cell): frozenset(ids_by_cell.pop(cell))
-            for cell in [*ids_by_cell]
-        }
+            while lines := file.readlines(_LINES):
+                for cell, secrets in _list_line_secrets(lines).items():
+                    batch = numbers.add_all(secrets)
+                    batches.setdefault(CellKey.parse_cell_key(cell), []).append(batch)
+        return {cell: np.unique(np.concatenate(parts)) for cell, parts in batches.items()}
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         raise AuditError(
             f"{path}: expected an answer about a secret on every line: the file is damaged"
         ) from None
+
+
+def _list_line_secrets(lines: Sequence[bytes]) -> dict[str, list[str]]:
+    """Return the ids of the secrets of these lines of a journal, keyed by the name of a cell."""
+    ids_by_cell: dict[str, list[str]] = {}
+    for line in lines:
+        if match := _ANSWER.fullmatch(line):
+            cell, secret = map(bytes.decode, match.groups())
+        else:
+            record = json.loads(line)
+            cell = record["cell"]
+            secret = record["secret"]
+        ids_by_cell.setdefault(cell, []).append(secret)
+    return ids_by_cell

@@ -73,10 +73,18 @@ class SecretNumbers:
     def find_all(self, secrets: Sequence[str] | Strings) -> Ints:
         """Return the numbers of secrets by their ids, (secrets,); -1 for ids outside the table."""
         hashes = _hash_ids(secrets)
+        if not len(self._hashes):
+            return np.full(len(hashes), -1)
         places = np.searchsorted(self._hashes, hashes)
-        is_found = np.append(self._hashes, 0)[places] == hashes
-        is_found &= places < len(self._hashes)
-        return np.where(is_found, np.append(self._places, 0)[places], -1)
+        places[places == len(self._hashes)] = 0
+        return np.where(self._hashes[places] == hashes, self._places[places], -1)
+
+    def add_all(self, secrets: Sequence[str] | Strings) -> Ints:
+        """Return the numbers of secrets by their ids, (secrets,); new secrets get the next ones."""
+        numbers = self.find_all(secrets)
+        for place in np.flatnonzero(numbers < 0).tolist():
+            numbers[place] = self.add(secrets[place])
+        return numbers
 
     def add(self, secret: str) -> int:
         """Return the number of a secret by its id; a new secret gets the next number."""

@@ -31,7 +31,12 @@ Values = Floats  # (resamples,); NaN if a resample has no value
 
 def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
     """Draw n of n items with replacement, `size` times, and count each item, of shape (size, n)."""
-    return noise.multinomial(n, np.full(n, 1 / n), size=size)
+    if n * RESAMPLES <= _COUNTS:
+        return noise.multinomial(n, np.full(n, 1 / n), size=size)
+    counts = np.empty((size, n), np.int64)
+    for row in counts:  # the same distribution in a fifth of the time
+        row[:] = np.bincount(noise.integers(n, size=n), minlength=n)
+    return counts
 
 
 def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> Floats:

@@ -70,7 +70,7 @@ def _compute_share_below(scores: Floats, others: Floats) -> Floats:
 
 def auc(members: Floats, others: Floats) -> float:
     """Return the probability that a member scores higher than a non-member."""
-    return float(compute_delong_placements(members, others)[0].mean())
+    return float(_compute_share_below(members, others).mean())
 
 
 def orient_scores(members: Floats, others: Floats) -> Sides:
@@ -92,8 +92,9 @@ def estimate_auc(
     interval depends on the scores. Newcombe's interval has a width even at AUC 1. widen: factor on
     the standard deviation, for scores that are less independent than assumed.
     """
-    value = auc(members, others)
-    deviation = widen * compute_delong_deviation(*compute_delong_placements(members, others))
+    placements = compute_delong_placements(members, others)
+    value = float(placements[0].mean())
+    deviation = widen * compute_delong_deviation(*placements)
     low, high = compute_newcombe_interval(value, len(members), len(others), widen)
     low = max(0.0, min(low, value - Z * deviation))
     high = min(1.0, max(high, value + Z * deviation))

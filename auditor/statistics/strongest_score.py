@@ -170,7 +170,10 @@ def select_strongest_auc(
     members, others: masks (records,) of the groups to compare. widening: from
     `compute_simultaneous_widening`.
     """
-    corrected = _estimate_corrected_aucs(scores, members, others, widening)
+    return _choose_strongest_auc(_estimate_corrected_aucs(scores, members, others, widening))
+
+
+def _choose_strongest_auc(corrected: Mapping[str, Measurement]) -> tuple[str, Measurement]:
     strongest = max(
         corrected,
         key=lambda key: (
@@ -179,8 +182,8 @@ def select_strongest_auc(
         ),
     )
     tried = ""
-    if len(scores) > 1:
-        tried = f", best of {len(scores)} scores"
+    if len(corrected) > 1:
+        tried = f", best of {len(corrected)} scores"
     return strongest, replace(corrected[strongest], note=f"{corrected[strongest].note}{tried}")
 
 
@@ -192,11 +195,9 @@ def bound_strongest_auc(
     The truly strongest score may differ from the strongest on these records, so the interval
     extends as far as the interval of any score.
     """
-    reach = max(
-        max(m.high, 1 - m.low)
-        for m in _estimate_corrected_aucs(scores, members, others, widening).values()
-    )
-    _, best = select_strongest_auc(scores, members, others, widening)
+    corrected = _estimate_corrected_aucs(scores, members, others, widening)
+    reach = max(max(m.high, 1 - m.low) for m in corrected.values())
+    _, best = _choose_strongest_auc(corrected)
     if best.value >= 0.5:
         return replace(best, high=reach)
     return replace(best, low=1 - reach)

@@ -18,7 +18,8 @@ from auditor.core.result import AuditResult, BenchmarkRecord, Finding, Measureme
 from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.decide import apply_gate_policy
 from auditor.gate.policy import Policy, Rule, parse_gate_limits, parse_gate_rule
-from auditor.records.attacked_secrets import AnsweredSecretIds
+from auditor.records.attacked_secrets import AnsweredSecrets
+from auditor.records.journal import SecretNumbers
 from auditor.statistics import extraction, judging
 from auditor.statistics.intervals import measure_share
 from tests.rows import judge_columns
@@ -184,9 +185,11 @@ def test_generations_have_their_answers_among_the_guesses() -> None:
         ("0", "1", "2"), np.ones(3, dtype=bool), (None,) * 3, {"memorised": np.ones(3)}
     )
     result = replace(run().result, findings=(drawn,))
-    told = frozenset(kept.ids)
-    for guesses, fits in ((told, True), (told - {"1"}, False), (told | {"3"}, False)):
-        listed = AnsweredSecretIds(guesses={ROW: guesses}, observations={})
+    for ids, fits in (("012", True), ("02", False), ("3012", False), ("013", False)):
+        numbers = SecretNumbers()
+        listed = AnsweredSecrets(
+            guesses={ROW: np.sort(numbers.add_all(ids))}, observations={}, numbers=numbers
+        )
         assert (list(find_result_contradictions(result, {ROW: kept}, listed)) == []) == fits
 
 

@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Certificate, Guess, Guesses, Observation, TokenLogProbs
 from auditor.plugins.trainer import TrainerCheckpoint
-from auditor.records.attacked_secrets import read_answered_secret_ids
+from auditor.records.attacked_secrets import read_answered_secrets
 from auditor.records.folder import RunFolder, batch_finished_secrets
 from auditor.records.journal import SecretNumbers, open_journals
 
@@ -468,12 +469,14 @@ def test_answered_ids_are_read_with_and_without_escapes(tmp_path: Path) -> None:
     ids = ('plain "quoted" id', "plain", "naïve", "back\\slash", 'a", "secret": "b')
     _, journal, _ = open_journals(tmp_path)
     journal.append(cell, [Observation(id, {"p": 0.5}) for id in ids])
-    assert read_answered_secret_ids(tmp_path).observations == {cell: frozenset(ids)}
+    found = read_answered_secrets(tmp_path)
+    assert found.observations is not None and list(found.observations) == [cell]
+    assert set(np.array([*found.numbers])[found.observations[cell]]) == set(ids)
     whole = journal.path.read_bytes()
     for damaged in (whole[:-9], whole.replace(b'"secret"', b'"hidden"'), whole + b"{}\n"):
         journal.path.write_bytes(damaged)
         with pytest.raises(AuditError, match="expected an answer about a secret on every line"):
-            read_answered_secret_ids(tmp_path)
+            read_answered_secrets(tmp_path)
 
 
 def test_records_are_read_on_demand_from_a_file_opened_once(
