@@ -29,8 +29,8 @@ class GateLimitFlags:
     increase (--max-increase METRIC=MARGIN): How much worse than --baseline the metric may be;
         repeatable.
     policy (FILE): Rules in TOML; --max and --max-increase add to them.
-    baseline (RUN): Earlier run to compare with, paired by secret. Without a rule, recall may be
-        0.02 worse.
+    baseline (RUN): Earlier run to compare with, paired by secret. Without a rule, recall (if there
+        is none, each attack's main share or AUC) may be 0.02 worse.
     inconclusive (report|pass|fail): How to treat an inconclusive gate; report: exit 4. [default:
         report]
     allow_not_applicable: Pass even if a requested attack was not applicable.
@@ -46,7 +46,7 @@ class GateLimitFlags:
     allow_not_applicable: bool = False
 
     def build_policy(self) -> Policy:
-        """Return the rules of the policy file and the flags. A baseline adds a default rule."""
+        """Return the rules of the policy file and the flags."""
         from auditor.gate import policy as policies
 
         policy = (
@@ -56,8 +56,6 @@ class GateLimitFlags:
         flags += policies.parse_gate_limits(self.increase or [], "--max-increase", True)
         # A limit in both the file and a flag is an error: neither wins.
         rules = policies.refuse_repeated_limits([*policy.rules, *flags])
-        if not rules and self.baseline is not None:
-            rules = (policies.NO_WORSE,)
         if self.inconclusive is not None:
             policy = replace(
                 policy, inconclusive=policies.parse_inconclusive_treatment(self.inconclusive)

@@ -189,18 +189,21 @@ def _check_answered_secrets(
         journal, answers = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
         numbers = listed.numbers.add_all(row_values.ids)
         answered = answers.get(row, _NONE)
-        added = np.setdiff1d(numbers, answered)
-        dropped = np.setdiff1d(answered, numbers)
-        if len(added):
+        n_secrets = len(listed.numbers)
+        is_own, is_answered = (
+            np.bincount(side, minlength=n_secrets) > 0 for side in (numbers, answered)
+        )
+        added = int((is_own & ~is_answered).sum())
+        dropped = int((is_answered & ~is_own).sum())
+        if added:
             yield (
                 row,
-                f"{_WHERE} contains {format_count(len(added), 'secret')} without an answer in "
-                f"{journal}",
+                f"{_WHERE} contains {format_count(added, 'secret')} without an answer in {journal}",
             )
-        if len(dropped):
+        if dropped:
             yield (
                 row,
-                f"{journal} contains answers about {format_count(len(dropped), 'secret')} that "
+                f"{journal} contains answers about {format_count(dropped, 'secret')} that "
                 f"{_WHERE} "
                 "leaves out",
             )
@@ -211,9 +214,7 @@ def _check_answered_secrets(
                 row,
                 "the run folder has answers for it, but the result does not have it",
             )
-        elif reported[row].not_applicable and _hold_member(
-            listed.secrets, guesses.get(row, _NONE)
-        ):
+        elif reported[row].not_applicable and _hold_member(listed.secrets, guesses.get(row, _NONE)):
             yield row, f"it was not applicable, but {GUESSES} has answers about members"
 
 

@@ -31,6 +31,7 @@ from auditor.gate.contradictions import find_result_contradictions
 from auditor.gate.policy import Policy, Rule, check_share_limit
 from auditor.gate.rule_scope import (
     check_rule_scope_names_exist,
+    choose_baseline_rules,
     list_judged_targets,
     pair_rule_rows,
     select_strongest_group,
@@ -92,7 +93,7 @@ def apply_gate_policy(
 
     Args:
         run: the run.
-        policy: the rules.
+        policy: the rules; without rules, those of `choose_baseline_rules`.
         baseline: run to compare with; None if no rule needs one.
         target: if given, judge only this target.
         setting: if given, judge only this access setting.
@@ -103,14 +104,17 @@ def apply_gate_policy(
     Raises:
         AuditError: for an unknown metric and for a missing or incomparable baseline.
     """
-    check_gate_policy(policy, baseline)
-    check_rule_metrics(
-        policy.rules, {m.name for finding in run.result.findings for m in finding.measurements}
-    )
     narrowed = {"target": target, "setting": setting, "attack": attack}
     for name, choice in narrowed.items():
         if choice == "":
             raise AuditError(f"expected the name of a {name} to judge, got an empty one")
+    if baseline is not None and not policy.rules:
+        rules = choose_baseline_rules(run.result, baseline.result, [*narrowed.values()])
+        policy = replace(policy, rules=rules)
+    check_gate_policy(policy, baseline)
+    check_rule_metrics(
+        policy.rules, {m.name for finding in run.result.findings for m in finding.measurements}
+    )
     if baseline is not None:
         check_comparable(run, baseline, "baseline")
     contradicted = _judge_contradictions(run, "this run")

@@ -119,7 +119,7 @@ class Rule:
         return f"{metric} <= {self.limit:g}"
 
 
-NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # the default rule of a baseline
+NO_WORSE = Rule(RECALL, 0.02, against_baseline=True)  # the default rule, with a baseline
 
 
 @dataclass(frozen=True)

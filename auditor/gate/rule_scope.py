@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from auditor.conclusions.disagreements import has_unlike_nonmembers
-from auditor.core.errors import make_unknown_name_error
+from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.plan_parts import name_deployed_form
 from auditor.core.result import AuditResult, Finding
-from auditor.gate.policy import Rule
-from auditor.statistics.metrics import ADJUSTED_AUC, SHARES, name_auc
+from auditor.gate.policy import NO_WORSE, Rule
+from auditor.statistics.metrics import ADJUSTED_AUC, RECALL, SHARES, name_auc
 from auditor.statistics.roc import AUC
 
 
@@ -41,6 +41,43 @@ def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:
     return [*dict.fromkeys((*full, *defenses, *forms))]
 
 
+def choose_baseline_rules(
+    result: AuditResult, base: AuditResult, scope: Sequence[str | None] = (None, None, None)
+) -> tuple[Rule, ...]:
+    """Return the rules for a baseline if the user gives none: recall may be 0.02 worse.
+
+    If neither run has recall, the rules are about the main share or AUC of each attack that both
+    runs measured. Raise AuditError if there is none.
+
+    Args:
+        result: result of the run.
+        base: result of the baseline.
+        scope: names of the judged target, setting and attack; None for any.
+    """
+    check_rule_scope_names_exist(scope, [finding.cell_key for finding in result.findings])
+    sides = [side.select_findings(*scope) for side in (result, base)]
+    for finding in (*sides[0], *sides[1]):
+        if finding.measurement(RECALL):
+            return (NO_WORSE,)
+    names, base_names = map(_list_main_metrics, sides)
+    rules = [replace(NO_WORSE, metric=name) for name in names if name in base_names]
+    if not rules:
+        raise AuditError(
+            "expected --max-increase METRIC=MARGIN with this baseline: the two runs have neither "
+            "recall nor another main share or AUC in common"
+        )
+    return tuple(rules)
+
+
+def _list_main_metrics(findings: Sequence[Finding]) -> list[str]:
+    """Return the distinct names of the findings' main numbers that are shares or AUCs."""
+    names = []
+    for finding in findings:
+        if finding.main is not None and finding.main.unit in (*SHARES, AUC):
+            names.append(finding.main.name)
+    return [*dict.fromkeys(names)]
+
+
 def pair_rule_rows(
     rule: Rule, rows: list[Finding], result: AuditResult
 ) -> list[tuple[Finding, Rule]]:
@@ -64,8 +101,8 @@ def pair_rule_rows(
         return [pair for pair in pairs if pair[0].attack in measuring] or pairs
     pairs = []
     for row in rows:
-        if row.main is not None and row.main.unit in (*SHARES, AUC):
-            pairs.append((row, replace(rule, metric=row.main.name)))
+        for name in _list_main_metrics([row]):
+            pairs.append((row, replace(rule, metric=name)))
     return pairs
 
 

@@ -114,10 +114,8 @@ class AnsweredSecrets:
     Args:
         plan: plan of the run.
         secrets: the secrets' publishable attributes.
-        guesses: numbers of the secrets with guesses, ascending, keyed by target, setting and
-            attack.
-        observations: numbers of the secrets with observations, ascending, keyed by target, setting
-            and probe.
+        guesses: number of the secret of each guess, keyed by target, setting and attack.
+        observations: number of the secret of each observation, keyed by target, setting and probe.
         numbers: the number of each secret.
     """
 
@@ -218,7 +216,7 @@ def _list_journal_secrets(path: Path, numbers: SecretNumbers) -> dict[CellKey, I
                 for cell, secrets in _list_line_secrets(lines).items():
                     batch = numbers.add_all(secrets)
                     batches.setdefault(CellKey.parse_cell_key(cell), []).append(batch)
-        return {cell: np.unique(np.concatenate(parts)) for cell, parts in batches.items()}
+        return {cell: np.concatenate(parts) for cell, parts in batches.items()}
     except OSError as error:
         raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):

@@ -87,6 +87,7 @@ def test_a_run_is_kept_gated_and_paired(given: Path, tmp_path: Path, capsys: Sai
         'rules = ["membership_auc not worse than baseline by 0.01"]\n'
     )
     check_command("gate", "runs/b", "--baseline", "runs/a", "--policy", "same.toml")
+    check_command("gate", "runs/a", "--baseline", "runs/a")
     check_command("report", "runs/a")
     assert (
         "How well each score separates members"

@@ -19,18 +19,27 @@ from auditor.conclusions.outcomes import (
 )
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Secret
-from auditor.core.result import NO_TIME, AuditResult, BenchmarkRecord, Finding, RecordCounts
+from auditor.core.result import (
+    NO_TIME,
+    AuditResult,
+    BenchmarkRecord,
+    Finding,
+    Measurement,
+    RecordCounts,
+)
 from auditor.gate import comparability
 from auditor.gate.comparability import check_comparable, digest_comparable_secrets
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.decide import apply_gate_policy, judge_gate_rules
-from auditor.gate.policy import Policy, Rule, parse_gate_rule
+from auditor.gate.policy import NO_WORSE, Policy, Rule, parse_gate_rule
 from auditor.gate.power import (
     count_change_secrets,
     count_failing_secrets,
     count_pair_secrets,
     parse_planned_share_change,
 )
+from auditor.gate.rule_scope import choose_baseline_rules
+from auditor.statistics import roc
 from auditor.statistics.bounds import make_measurement
 from auditor.statistics.extraction import measure_extraction, measure_hit_shares
 from auditor.statistics.intervals import measure_share
@@ -391,6 +400,67 @@ def test_an_older_baseline_is_refused_and_none_at_all_too() -> None:
         apply_gate_policy(new, rule)
     with pytest.raises(AuditError, match="at least one rule"):
         apply_gate_policy(new, Policy())
+
+
+def probe(name: str, unit: str, attack: str, value: float = 0.5) -> Finding:
+    measured = Measurement(name, value, value - 0.1, value + 0.1, 200, unit)
+    options = {"options": {"samples": 4}, "access": ("draw",), "decoding": "ancestral"}
+    return Finding(
+        *ROW[:2], attack, claim_applies=None, claim_reason="", measurements=(measured,), **options
+    )
+
+
+def scored(name: str, shift: float, *findings: Finding) -> RunOutcomes:
+    """A run of 200 members and 200 non-members; members score higher by `shift`."""
+    noise = np.random.default_rng(0).normal(size=400)
+    member = np.arange(400) < 200
+    score = noise + shift * member
+    value = roc.auc(score[member], score[~member])
+    rows = probe("membership_auc", "AUC", "m", value), *findings
+    record = BenchmarkRecord("files", "data.jsonl", 200, 200, 10, digest="d1-ff")
+    made = run(hits(200), name, findings=rows, benchmark=record)
+    ids = tuple(f"s{i:05d}" for i in range(400))
+    kept = ValuesBySecret(ids, member, (None,) * 400, {"membership_score": score})
+    return replace(made, outcomes={ROW._replace(attack="m"): kept})
+
+
+def test_runs_without_recall_are_held_to_what_both_measured() -> None:
+    """A run passes against itself, and fails if its AUC rises; recall that neither has is no
+    loss."""
+    base = scored("base", 0.5)
+
+    def decide(new: RunOutcomes) -> list[tuple[str, str, str]]:
+        rulings = judge_gate_rules(
+            new.result, choose_baseline_rules(new.result, base.result), new.outcomes, base
+        )
+        return [(r.attack, r.metric, r.verdict) for r in rulings]
+
+    assert decide(scored("same", 0.5)) == [("m", "membership_auc", "held")]
+    assert decide(scored("worse", 1.5)) == [("m", "membership_auc", "failed")]
+    (*_, ruling) = apply_gate_policy(base, Policy(), base).rulings
+    assert (ruling.verdict, ruling.rule) == (
+        "held",
+        "membership_auc not worse than baseline by 0.02",
+    )
+
+
+def test_the_default_rules_are_of_recall_wherever_a_run_has_it() -> None:
+    """Recall that one of the runs lost is still asked for, and nothing in common is refused."""
+    of_recall, without = run(hits(200), "base").result, scored("base", 0.5).result
+    for sides in ((of_recall, of_recall), (without, of_recall), (of_recall, without)):
+        assert choose_baseline_rules(*sides) == (NO_WORSE,)
+    assert apply_gate_policy(run(hits(200)), Policy(), run(hits(200), "base")).exit_code == 0
+    chance = probe("extraction_probability", "probability", "e", 0.2)
+    both = scored("base", 0.5, chance, probe("exposure", "bits", "x")).result
+    rules = choose_baseline_rules(both, both)
+    assert [rule.metric for rule in rules] == ["membership_auc", "extraction_probability"]
+    assert choose_baseline_rules(both, without) == rules[:1]
+    assert choose_baseline_rules(both, both, (None, None, "e")) == rules[1:]
+    for base, attack in ((replace(both, findings=()), None), (both, "x")):
+        with pytest.raises(AuditError, match="expected --max-increase METRIC=MARGIN"):
+            choose_baseline_rules(both, base, (None, None, attack))
+    with pytest.raises(AuditError, match="attack"):
+        choose_baseline_rules(both, both, (None, None, "nobody"))
 
 
 def test_what_cannot_be_paired_fails() -> None:
