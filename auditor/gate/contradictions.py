@@ -188,22 +188,23 @@ def _check_answered_secrets(
         guessed = row_values.is_judged or row not in observations
         journal, answers = (GUESSES, guesses) if guessed else (OBSERVATIONS, observations)
         numbers = listed.numbers.add_all(row_values.ids)
-        answered = answers.get(row, _NONE)
         n_secrets = len(listed.numbers)
         is_own, is_answered = (
-            np.bincount(side, minlength=n_secrets) > 0 for side in (numbers, answered)
+            np.bincount(side, minlength=n_secrets) > 0
+            for side in (numbers, answers.get(row, _NONE))
         )
-        added = int((is_own & ~is_answered).sum())
-        dropped = int((is_answered & ~is_own).sum())
-        if added:
+        n_added = int((is_own & ~is_answered).sum())
+        n_dropped = int((is_answered & ~is_own).sum())
+        if n_added:
             yield (
                 row,
-                f"{_WHERE} contains {format_count(added, 'secret')} without an answer in {journal}",
+                f"{_WHERE} contains {format_count(n_added, 'secret')} without an answer in "
+                f"{journal}",
             )
-        if dropped:
+        if n_dropped:
             yield (
                 row,
-                f"{journal} contains answers about {format_count(dropped, 'secret')} that "
+                f"{journal} contains answers about {format_count(n_dropped, 'secret')} that "
                 f"{_WHERE} "
                 "leaves out",
             )

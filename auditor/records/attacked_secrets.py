@@ -205,7 +205,7 @@ def _encode_column(name: str, values: list[Any]) -> NDArray[Any]:
 def _list_journal_secrets(path: Path, numbers: SecretNumbers) -> dict[CellKey, Ints] | None:
     """Return the numbers of the secrets in a journal, keyed by cell; None if the file is missing.
 
-    Other secrets than those of `numbers` are added to it.
+    `numbers` also receives secrets outside the table.
     """
     if not path.exists():
         return None
