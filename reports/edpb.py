@@ -50,16 +50,16 @@ from auditor.statistics.metrics import (
 from auditor.statistics.roc import AUC
 
 _WHAT_IT_IS = (
-    "Measured numbers next to the questions, in our own words, that a supervisory authority may "
-    "ask about a model's file. This is not legal advice, and no number here says that a model is "
-    "anonymous: whether a likelihood is insignificant for every person, by all means reasonably "
-    "likely to be used, is for the controller and the authority to say."
+    "This page answers questions that a supervisory authority may ask about a model with measured "
+    "numbers; the questions are in our words. It is not legal advice, and no number here says that "
+    "a model is anonymous: the controller and the authority decide whether a likelihood is "
+    "insignificant for every person, considering all means reasonably likely to be used."
 )
 _ATTACKERS = {
     "white-box": "somebody who has the model's files and the first words of a record",
     "text-only": "somebody who can only ask the model for text and has the first words of a record",
 }
-_FOR_YOU = "it is not a measurement: the controller's file answers it"
+_FOR_YOU = "not a measurement; the controller's file answers it"
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _describe_highest_value(e: EdpbEvidence, target: TargetRecord, metric: str) 
     floor = row.measurement(name_nonmember_metric(metric))
     baseline = ""
     if is_measured(floor):
-        baseline = f"; of records never trained on {_format_counted_value(floor)}"
+        baseline = f"; records never trained on: {_format_counted_value(floor)}"
     among = ""
     if len(candidates) > 1:
         among = f"; the highest of {len(candidates)} configurations"
@@ -195,8 +195,9 @@ def _describe_worst_repeat_count(e: EdpbEvidence) -> list[str]:
         if len({count for _, count, _ in groups}) > 1:  # otherwise it repeats the mean
             # If lower bounds tie at 0, compare the values, then the upper bounds.
             m, count, row = max(groups, key=lambda g: (g[0].low, g[0].value, g[0].high))
+            copies = format_count(int(count), "copy", "copies")
             sentences.append(
-                f"{title_attack_row(e.result, row)}: at repeat count {count}, "
+                f"{title_attack_row(e.result, row)}, records with {copies}: "
                 f"{phrases.lower_first(phrases.format_metric(m.name))} {_format_counted_value(m)}."
             )
     return sentences
@@ -242,9 +243,7 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
         if (count.isdecimal() or count == "all") and is_measured(m):
             parts.append(f"{count}: {_format_counted_value(m)}")
     if parts:
-        return [
-            f"Greedy decoding after the start of each record, by repeat count: {'; '.join(parts)}."
-        ]
+        return [f"Greedy decoding after the start of each record, by copies: {'; '.join(parts)}."]
     return []
 
 
@@ -262,7 +261,7 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
             )
         )
     blocks = signals.build_signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
-    title = "Shown, not shown and not tested"
+    title = "Leaks shown, not shown and not tested"
     if against:
         blocks.insert(0, Paragraph(f"What may hide a leak: {against}"))
     return Section("signals", title, tuple(blocks))
@@ -298,9 +297,7 @@ def _describe_signal_count(result: AuditResult, assessment: LeakAssessment, targ
         verdict = signals.format_no_leakage(assessment, target)
     else:
         verdict = "inconclusive"
-    return (
-        f"{title}: {verdict}, of {format_count(tested, 'signal')} tested; {untested:,} not tested."
-    )
+    return f"{title}: {verdict} ({format_count(tested, 'signal')} tested, {untested:,} not tested)."
 
 
 def _describe_claimed_epsilon(e: EdpbEvidence) -> list[str]:
@@ -502,8 +499,7 @@ def read_edpb_document(folder: Path) -> Document:
     run = read_run_outcomes(folder)
     for row, fault in find_result_contradictions(run.result, run.outcomes):
         raise AuditError(
-            f"{folder}: the result contradicts itself ({row.title}: {fault}), so it is evidence of "
-            "nothing"
+            f"{folder}: the result contradicts itself ({row.title}: {fault}), so it is no evidence"
         )
     digest = hashlib.sha256((folder / RESULT).read_bytes()).hexdigest()
     return build_edpb_document(
@@ -530,7 +526,7 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
     for n, (title, of_source) in enumerate(
         groupby(list_edpb_questions(), key=lambda question: question.source), 1
     ):
-        head = ("Where", "Question", "Measured in this run", "What that does not say")
+        head = ("Where", "Question", "Measured in this run", "Limits of the answer")
         table = Table(
             f"questions-{n}",
             title,
@@ -544,7 +540,7 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
     audited = coverage.format_coverage(e.result) or members
     return Document(
         title=f"Test results for the impact assessment of {model}, tested {date}",
-        facts=(("Run of", e.result.created), ("Record, SHA-256", e.digest)),
+        facts=(("Date of the run", e.result.created), ("SHA-256 of its result", e.digest)),
         headline=f"{_signal_counts_paragraph(e)} {audited}.",
         verdict=f"{_describe_threat(e.result)} Of {len(questions)} questions, "
         f"{n_measured} have a measured "
@@ -594,7 +590,7 @@ def _build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Sectio
     for paragraph, question, reason in questions:
         measured, missing = by_paragraph.setdefault(paragraph, ([], []))
         if reason:
-            missing.append(f"{question}: {reason}.")
+            missing.append(f"{question} – {reason}.")
         else:
             measured.append(question)
     rows = []

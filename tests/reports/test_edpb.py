@@ -90,15 +90,13 @@ def test_each_question_is_answered_by_the_number_that_the_run_measured(
     answers = rows(EdpbEvidence(with_probe, "0" * 64))
     assert len(answers) >= len(edpb.list_edpb_questions())
     (extracted,) = [answer for asked, answer in answers.items() if "extracted directly" in asked]
-    assert (
-        "Extraction probability, mean 31% [27–35] of 320; of records never trained on" in extracted
-    )
+    assert "Extraction probability, mean 31% [27–35] of 320; records never trained on:" in extracted
     (queried,) = [answer for asked, answer in answers.items() if "obtained by queries" in asked]
     assert "Recall (first guess, verbatim) 166/320 = 52% [46–57]" in queried
     assert "the highest of 4 configurations" in queried
     assert "Ensemble, unmixed" not in " ".join(answers.values())  # a control is nobody's model
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
-    assert "at repeat count 16, recall (first guess, verbatim) 64/64 = 100.0%" in worst
+    assert "records with 16 copies: recall (first guess, verbatim) 64/64 = 100.0%" in worst
     assert (
         "claimed ε 8 (shard), add/remove" in answers["Theoretical resistance to re-identification"]
     )
@@ -131,7 +129,7 @@ def test_one_repeat_count_says_nothing_about_the_worst(result: AuditResult) -> N
         for asked, a in rows(EdpbEvidence(replace(result, findings=one), "")).items()
         if "every person" in asked
     ]
-    assert worst.startswith("Not evaluated: repeat counts")
+    assert worst.startswith("Not evaluated: numbers of copies")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,7 @@ def test_the_worst_repeat_count_is_the_one_whose_corrected_interval_begins_highe
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
     corrected = widen_leak_measurement(by_repeats["16"], 3)
     assert (
-        "at repeat count 16, recall (first guess, verbatim) 40/40 = 100.0% "
+        "records with 16 copies: recall (first guess, verbatim) 40/40 = 100.0% "
         f"{phrases.format_interval(corrected)}." in worst
     )
     assert corrected.low < by_repeats["16"].low
@@ -173,7 +171,7 @@ def test_a_kind_that_the_data_mark_is_measured_in_the_answers_as_in_the_signals(
     text = markdown.render_markdown_document(edpb.build_edpb_document(evidence)).replace("\\", "")
     assert (
         text.count("other personal data 10/40") == text.count("Other personal data, ") == 1
-        and "hospitalbed" not in text.split("## Shown")[1]
+        and "hospitalbed" not in text.split("## Leaks shown")[1]
     )
 
 
@@ -381,7 +379,7 @@ def test_the_worst_repeat_count_of_several_attacks_is_the_worst_of_all(
     found = (replace(two[0], by_repeats=first), replace(two[1], by_repeats=second))
     answers = rows(EdpbEvidence(replace(result, findings=found), ""))
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
-    assert "at repeat count 8" in worst and "38/40" in worst
+    assert "records with 8 copies" in worst and "38/40" in worst
 
 
 def test_of_membership_only_the_repeat_count_is_by_its_auc(result: AuditResult) -> None:
@@ -393,7 +391,7 @@ def test_of_membership_only_the_repeat_count_is_by_its_auc(result: AuditResult) 
     row = replace(result.findings[0], attack="membership", by_repeats=groups, strata=())
     answers = rows(EdpbEvidence(replace(result, findings=(row,)), ""))
     (worst,) = [answer for asked, answer in answers.items() if "every person" in asked]
-    assert "at repeat count 8, membership AUC 0.900" in worst and "of 30" in worst
+    assert "records with 8 copies: membership AUC 0.900" in worst and "of 30" in worst
 
 
 def test_of_repeat_counts_without_a_hit_the_one_that_leaves_most_open_is_told(
@@ -406,6 +404,6 @@ def test_of_repeat_counts_without_a_hit_the_one_that_leaves_most_open_is_told(
     }
     row = replace(result.findings[0], by_repeats=groups)
     answers = rows(EdpbEvidence(replace(result, findings=(row,)), ""))
-    assert "at repeat count 8, recall (first guess, verbatim) 0/12" in next(
+    assert "records with 8 copies: recall (first guess, verbatim) 0/12" in next(
         answer for asked, answer in answers.items() if "every person" in asked
     )
