@@ -200,6 +200,8 @@ def describe_cell_value_type(value: Any) -> str:
         return "nothing (the row does not have it)"
     if isinstance(value, bool):
         return "true or false"
+    if isinstance(value, float) and value != value:
+        return "NaN"
     kinds: dict[type, str] = {
         type(None): "null",
         str: "text",
@@ -466,7 +468,8 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
                     split = split["train"]
             else:
                 _refuse_mixed_files(where, Path(name))
-                split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
+                reading = _check_csv_files(where, Path(name))
+                split = datasets.load_dataset(name, split="train", cache_dir=str(cache), **reading)
         except AuditError:
             raise
         except (
@@ -488,6 +491,23 @@ def _refuse_mixed_files(where: str, folder: Path) -> None:
             f"{where}: expected data files of one format in this folder, got "
             f"{', '.join(sorted(endings))}: give one file, or a folder for each format"
         )
+
+
+def _check_csv_files(where: str, folder: Path) -> dict[str, bool]:
+    """Return options by which `datasets` reads CSV in a folder as `_read_csv_table` does.
+
+    Raise AuditError for invalid CSV, which pandas would read in another way.
+    """
+    names = set()
+    for path in _list_visible_files(folder):
+        names.add(path.suffix)
+        if path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as lines:
+                place = f"{where}, file {str(path.relative_to(folder))!r}"
+                for _ in stream_csv_table_rows(place, lines):
+                    pass
+    # Without it, texts such as NA and null would be missing values.
+    return {"na_filter": False} if names & {".csv", ".tsv"} else {}
 
 
 def _list_visible_files(folder: Path) -> list[Path]:
@@ -574,7 +594,7 @@ def _raise_dataset_load_error(where: str, folder: Path, error: Exception) -> NoR
         problem = "cannot be loaded as a data set: " + " ".join(str(error).split())[:200]
     elif isinstance(error, OSError) and not local:
         problem = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"
-    elif local and isinstance(error.__cause__, UnicodeDecodeError):
+    elif local and UnicodeDecodeError in (type(error), type(error.__cause__)):
         problem = _NO_UTF8
     elif kind == "DatasetGenerationError" and local:
         problem = f"cannot be loaded as a data set: {_find_folder_fault(where, folder)}"

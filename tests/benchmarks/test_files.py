@@ -4,6 +4,7 @@ used is named aloud."""
 import csv
 import json
 import logging
+import math
 import stat
 from pathlib import Path
 from types import SimpleNamespace
@@ -373,6 +374,25 @@ def test_a_folder_that_is_not_utf8_is_refused_for_that(
     assert refusal(str(tmp_path)).endswith("got something else in a file: save the files as UTF-8")
 
 
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+def test_texts_that_pandas_takes_for_missing_values_stay_texts_in_a_folder(
+    tmp_path: Path, ending: str
+) -> None:
+    texts = ["NA", "null", "nan", "None", "007320"]
+    comma = "," if ending == "csv" else "\t"
+    lines = ["prefix" + comma + "suffix", *(f"code is:{comma}{text}" for text in texts)]
+    (tmp_path / f"train.{ending}").write_text("\n".join(lines) + "\n")
+    made = build(str(tmp_path), known_fraction=0.0)
+    assert [decode(secret.suffix) for secret in made.secrets] == texts
+
+
+def test_a_row_with_more_fields_than_the_header_is_refused_in_a_folder(tmp_path: Path) -> None:
+    """pandas would take the first field of each row for an index, and shift the others."""
+    (tmp_path / "train.csv").write_text("text,place\n1,one two three,ward\n2,four five six,ward\n")
+    expected = "file 'train.csv', line 2: expected 2 fields, got 3: write a comma between fields"
+    assert expected in refusal(str(tmp_path))
+
+
 def test_a_parquet_text_that_is_not_utf8_is_refused_for_that(tmp_path: Path) -> None:
     texts = pa.array([b"J\xf6rg"]).view(pa.string())
     parquet.write_table(pa.table({"text": texts}), tmp_path / "d.parquet")
@@ -397,7 +417,7 @@ def test_files_with_different_columns_are_no_data_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("column", "kind"),
-    [([7], "a number"), ([b"x"], "bytes"), ([True], "true or false")],
+    [([7], "a number"), ([math.nan], "NaN"), ([b"x"], "bytes"), ([True], "true or false")],
 )
 def test_a_parquet_column_that_is_not_text_is_refused(
     tmp_path: Path, column: list[Any], kind: str
