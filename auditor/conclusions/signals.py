@@ -234,10 +234,11 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
     question.
     """
     rows = result.select_findings(target)
+    rows_by_setting = {setting: result.select_findings(target, setting) for setting in SETTINGS}
     readings = []
     for kind in KINDS:
         for setting in SETTINGS:
-            for finding in result.select_findings(target, setting):
+            for finding in rows_by_setting[setting]:
                 if finding.not_applicable:
                     continue
                 for reading in kind.read_numbers(finding):

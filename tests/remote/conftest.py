@@ -42,6 +42,16 @@ def save(folder: Path, seed: int = 0) -> None:
     tiny(len(words), seed=seed).model.save_pretrained(folder)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def without_certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The servers of these tests speak HTTP, and to read the machine's certificates takes a client
+    longer than to ask them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("SSL_CERT_FILE", raising=False)
+        patch.setenv("SSL_CERT_DIR", str(tmp_path_factory.mktemp("certificates")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("served") / "tiny"

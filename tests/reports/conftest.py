@@ -10,6 +10,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,7 @@ HITS: dict[tuple[str, str, str], tuple[int, ...] | None] = {
 }
 
 
+@cache  # hundreds of tests build the lab's result, of two hundred intervals each
 def share(name: str, hits: int, n: int, note: str = "") -> Measurement:
     """A share with its Clopper-Pearson interval."""
     low = beta.ppf(0.025, hits, n - hits + 1) if hits else 0.0
