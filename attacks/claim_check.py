@@ -185,10 +185,10 @@ class ClaimCheck(AncestralProbe):
                 sentences.append(f"holds with margin {max(0.0, 1 - worst.ratio):.1%}: {worst}")
         for relation in list_unclaimed_relations(observations):
             sentences.append(
-                f"nothing is claimed; by their own distributions ({relation.replace('_', ' ')}) "
-                "the examined queries cost ε "
-                f"{compose_query_epsilons(observations, relation):.6g} at δ {DELTA:g}: only for "
-                "the auditor"
+                "nothing is claimed; the distributions of the examined queries "
+                f"({relation.replace('_', ' ')}) cost ε "
+                f"{compose_query_epsilons(observations, relation):.6g} at δ {DELTA:g}: for "
+                "the auditor only"
             )
         unlisted = int(observations.facts.get("unlisted_shards", 0))
         if unlisted:

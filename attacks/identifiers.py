@@ -247,8 +247,8 @@ class Identifiers(AncestralProbe):
                 f"(false-discovery rate {self.fdr:.0%})"
             )
         sentences.append(
-            "each value is ranked by exact probability among fresh values of its format in its own "
-            "sentence; of equally likely ones it has the worst rank"
+            "each value is ranked by exact probability among fresh values of its format in the "
+            "same sentence; if it ties, it gets the worst rank"
         )
         return (*sentences, *ranks.control_notes(), *self._left_out_notes(observations))
 
@@ -475,8 +475,8 @@ class RanksOfValues:
         if np.isnan(p_value):
             yield (
                 "whether the alternatives are exchangeable with the true values is not checked: "
-                f"it takes {rank_tests.LEAST_CONTROLS} values and a base or reference model that "
-                "never saw them, or as many values of non-members"
+                f"the check takes {rank_tests.LEAST_CONTROLS} values and a base or reference model "
+                "that never saw them, or as many values of non-members"
             )
         else:
             yield (

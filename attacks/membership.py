@@ -487,11 +487,11 @@ class Membership(MembershipProbe):
                 yield (
                     "members and non-members differ in kind: without any model they are "
                     f"distinguished with AUC {m.value:.3f} ({m.low:.3f} to {m.high:.3f}), so no "
-                    "membership number here means what it says"
+                    "membership number here is reliable"
                 )
             else:
                 yield (
-                    "the reference by itself distinguishes members from non-members with AUC "
+                    "the reference alone distinguishes members from non-members with AUC "
                     f"{m.value:.3f} ({m.low:.3f} to {m.high:.3f}): it saw some of them, or the two "
                     "differ in kind"
                 )
@@ -499,9 +499,9 @@ class Membership(MembershipProbe):
     def _list_rmia_lira_notes(self, observations: Sequence[Observation]) -> Iterator[str]:
         if count := _count_rmia_lira_references(observations):
             saw = _stack_reference_columns(observations, "saw") == 1
-            kind = "online: every record is in some and out of others"
+            kind = "online: for each record, some were trained on it and others were not"
             if not membership.has_both_model_kinds(saw):
-                kind = "offline: only those that did not see a record are asked about it"
+                kind = "offline: for each record, only those that did not see it"
             shared = ""
             if self.lira == "tokens":
                 shared = ", LiRA on the vectors of token losses"

@@ -321,7 +321,7 @@ class PredictionAudit(AncestralProbe):
             f"{audit.canaries:,} games that count, each of {tokens:,} drawn tokens{of}; by a fair "
             f"coin the model answered, or its neighbour ({neighbour}); {audit.right:,} guesses "
             "right",
-            f"the bound is too high in at most {audit.level:.0%} of audits, and so many games "
+            f"the bound is too high in at most {audit.level:.0%} of audits, and this many games "
             f"prove at most {audit.best:.2f}; exactly, these games are "
             f"{values[f'exact_{relation}']:.3g} nats apart at δ {audit.delta:g}, total variation "
             f"{values['advantage']:.3g}",

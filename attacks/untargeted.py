@@ -129,8 +129,8 @@ class Untargeted(CorpusAttack):
         sentences = [prompts if self.prompts else "texts begin as the model begins one"]
         if view.decoding_in_this_setting(self.sampling()).is_point:
             sentences.append(
-                f"1 text of each beginning, not {self.generations:,} in all: under this decoding "
-                "all are the same"
+                f"1 text for each beginning, not {self.generations:,} in all: under this decoding "
+                "all would be equal"
             )
         if not view.has_capability("likelihood"):
             sentences.append("not ranked: in this setting only sampled tokens come back")

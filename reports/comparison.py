@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _BEST = "leaks least"
 NOTE = (
     "Brackets hold two-sided 95% intervals; differences are to the first run, paired secret by "
-    f"secret. A run is marked “{_BEST}” only if it is below every other one significantly, "
+    f"secret. A run is marked “{_BEST}” only if it leaks significantly less than every other run, "
     "corrected for runs and configurations."
 )
 

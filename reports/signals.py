@@ -456,7 +456,7 @@ def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
     if least != phrases.NOTHING:
         would = f"; {least} would show one"
         if s.suspected and s.can_show_leak:
-            would = f"; {least} would be"
+            would = f"; {least} would be significant"
     title = f"{title[:1].upper()}{title[1:]}"
     return (
         title,

@@ -76,7 +76,7 @@ def test_what_queries_cost_is_the_sum_of_their_divergences_and_no_claim() -> Non
     assert measured["epsilon_data_dependent"] == pytest.approx(
         convert_rdp(6 * cost, 1e-5, 3), rel=1e-6
     )
-    assert any("nothing is claimed" in note and "only for the auditor" in note for note in notes)
+    assert any("nothing is claimed" in note and "for the auditor only" in note for note in notes)
     case = Scenario(held.public, held.public, held, 10, 3)
     assert AdaPMixed().claim(case, 5) is None and AdaPMixed.claims.startswith("none")
 

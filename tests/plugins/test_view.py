@@ -198,7 +198,7 @@ def test_a_decoding_with_one_answer_is_drawn_from_once(
         assert not list_single_sample_remarks(claim, attack)
     prompted = replace(Untargeted(generations=50), **decoding)
     behind = wrap_prefixed_model(neox, (1,))
-    assert len(prompted.queries(view(behind), ())) == 1 and "1 text of each" in " ".join(
+    assert len(prompted.queries(view(behind), ())) == 1 and "1 text for each" in " ".join(
         prompted.notes(view(behind), {})
     )
     assert len(Untargeted(generations=50).queries(view(behind), ())) == 50
