@@ -155,7 +155,7 @@ def match_nonmember_lengths(
         sentence = (
             f"members and non-members differ in length ({_format_length_mix(sizes)} of the "
             f"members, {mix} of the non-members), and too few non-members are as long as the "
-            "members: a difference between the two may be one of length"
+            "members: a difference in leakage may only be one of length"
         )
         return nonmembers, (Doubt("non-members", sentence),)
     matched_rows: set[int] = set()

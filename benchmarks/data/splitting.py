@@ -264,9 +264,7 @@ def _list_unknown_members(
         raise AuditError(
             f"nothing is left to attack in {members.label}: every row is also in {known.label}"
         )
-    notes.append(
-        f"the attacker knows the {format_count(len(known_records), 'pair')} of {known.label}"
-    )
+    notes.append(f"auxiliary data: {format_count(len(known_records), 'record')} of {known.label}")
     if shared:
         notes.append(
             f"left out {format_count(len(shared), 'member')} identical to an auxiliary record"
@@ -586,11 +584,8 @@ def _record_source_notes(source: RecordSource) -> list[str]:
 def _known_fraction_note(n_known: int, unique: int, split: SplitOptions) -> str:
     if not n_known:
         cause = "one member cannot be divided" if split.known_fraction else "--known-fraction is 0"
-        return (
-            f"the attacker knows no pairs ({cause}): an attack that tunes on auxiliary data cannot "
-            "run"
-        )
+        return f"no auxiliary data ({cause}): an attack that tunes on auxiliary data cannot run"
     return (
-        f"the attacker knows {n_known} of the {unique} unique members (--known-fraction "
-        f"{split.known_fraction:g}, seed {split.seed}); they are not attacked"
+        f"auxiliary data: {n_known} of the {unique} unique members, not attacked (--known-fraction "
+        f"{split.known_fraction:g}, seed {split.seed})"
     )
