@@ -97,7 +97,9 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
     # With room for every row: the full length of the table.
     table = _list_verbatim_extraction_lines(result, leaks, width, len(leaks.signals) + LINES)
     attacks = _attack_table_lines(result, known, width)
-    for most in (3, 2):  # a third line of limits if the rest has room
+    # More lines of limits if the rest has room.
+    members = result.benchmark.records.get("members")
+    for most in (5, 4, 3, 2) if members and members.unread_parts else (3, 2):
         bottom = _lay_out_entries(
             (*body, _build_limitations_screen_entry(result, leaks, remarks, most), *after),
             width,
@@ -525,13 +527,13 @@ def _build_limitations_screen_entry(
             title = _short_target_title(result, f.target)
             items.append(f"{title}, {f.attack}: {f.stopped.early_stop_sentence}.")
     items = [*dict.fromkeys(items), *remarks.limits]
+    if records_label := coverage.format_coverage(result):
+        items += [f"{records_label}."]
     if unread := result.benchmark.unread_columns:
         items.append(
             "Columns of the data with texts or media that are not read: "
             f"{_format_first_titles(unread, 4)}."
         )
-    if records_label := coverage.format_coverage(result):
-        items += [f"{records_label}."]
     for targets, untested in signals.group_untested_kinds(assessment).items():
         on = ""
         if targets:

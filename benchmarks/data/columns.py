@@ -243,9 +243,9 @@ class DataTable(RecordTable):
         return values
 
     def list_shown_texts(self) -> list[str]:
-        """Return the text of every row; a conversation has one line per message."""
+        """Return the text of every row, "" for null; a conversation has one line per message."""
         if not self.has_conversations:
-            return self.list_texts()
+            return self.list_texts(may_be_null=True)
         lines: dict[int, list[str]] = {}
         for row, conversation in self.parse_conversations():
             of_row = lines.setdefault(row, [])

@@ -611,6 +611,8 @@ def _find_folder_fault(where: str, folder: Path) -> str:
     first: tuple[str, set[str]] | None = None
     for path in sorted(_list_visible_files(folder)):
         reader = _READERS.get(path.suffix.lower())
+        if path.suffix.lower() in _OTHER_FILES:
+            return "unpack its files, and give one of them: its first broken row is then named"
         if reader is None:
             continue
         name = str(path.relative_to(folder))

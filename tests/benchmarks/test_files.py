@@ -2,6 +2,7 @@
 used is named aloud."""
 
 import csv
+import gzip
 import json
 import logging
 import math
@@ -29,6 +30,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from auditor.benchmarks.data import large_tables
 from auditor.benchmarks.data.chat_rendering import ChatRendering
+from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.data.files import Files, TableReader, sample_data_conversations
 from auditor.benchmarks.data.large_tables import BlockHashing
 from auditor.core.errors import AuditError
@@ -958,6 +960,19 @@ def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
     for number in (1, "x"):
         write(tmp_path / "types" / f"{number}.jsonl", [{"text": "a b c", "id": number}])
     assert refusal(str(tmp_path / "types")).endswith("files whose columns have the same types")
+    (tmp_path / "packed").mkdir()
+    with gzip.open(tmp_path / "packed" / "a.jsonl.gz", "wt") as file:
+        file.write('{"text": "a"}\n{"text": \n')
+    unpack = "unpack its files, and give one of them: its first broken row is then named"
+    assert refusal(str(tmp_path / "packed")).endswith(unpack)
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "csv"])
+def test_released_texts_that_are_null_are_empty_in_every_format(
+    tmp_path: Path, ending: str
+) -> None:
+    data = write(tmp_path / f"d.{ending}", [{"text": " one two three"}, {"text": None}])
+    assert read_data_table("--released", data).list_shown_texts() == [" one two three", ""]
 
 
 # --- a column to show results by

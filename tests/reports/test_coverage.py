@@ -13,7 +13,7 @@ from auditor.conclusions.leak_readings import VERBATIM
 from auditor.conclusions.signals import NOT_SHOWN, SHOWN, assess_leak_signals
 from auditor.conclusions.strata import find_worst_group, measure_weighted_share
 from auditor.core.nouns import UNDEFENDED, Secret
-from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
+from auditor.core.result import AuditResult, Doubt, Finding, Measurement, RecordCounts, Stratum
 from auditor.models.trained_length import TrainedLength
 from auditor.reports import coverage, html, markdown, phrases, screen, severity
 from auditor.statistics.extraction import group_copies_strata, measure_group_shares
@@ -208,8 +208,11 @@ def test_splits_files_and_columns_that_are_not_read_are_said_with_the_records(
     assert coverage.format_coverage(made) == expected
     for text in (markdown.render_markdown_report(made), html.render_html_report(made)):
         assert expected in text and "turns, notes" in text
-    shown = screen.build_first_screen(made, Path("runs/latest"), 100).plain
-    assert expected in " ".join(shown.split())
+    doubt = Doubt("length", "members and non-members differ in length " * 5)
+    doubtful = replace(made, benchmark=replace(made.benchmark, doubts=(doubt,)))
+    for result in (made, doubtful):
+        shown = screen.build_first_screen(result, Path("runs/latest"), 100).plain
+        assert expected in " ".join(shown.split()) and len(shown.splitlines()) <= screen.LINES
 
 
 def test_the_share_of_tokens_that_was_attacked_is_said(result: AuditResult) -> None:
