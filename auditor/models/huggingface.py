@@ -1,13 +1,11 @@
-"""Wrap Hugging Face causal LMs, with three kinds of decoding rows.
+"""Wrap Hugging Face causal LMs.
 
-Rows use slots of preallocated keys and values, the model's own cache, or no cache.
+Decoding rows use slots of preallocated keys and values, the model's own cache, or no cache.
 """
 
 from __future__ import annotations
 
-import copy
 import inspect
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,13 +19,14 @@ from transformers.cache_utils import Cache
 
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Tokens
-from auditor.models.activation import ActivatedTexts, Activation, Offsets
+from auditor.models.activation import Activation
 from auditor.models.base import (
     LanguageModel,
     WholeTextRows,
     check_logits_finite,
     get_max_logits,
 )
+from auditor.models.cached_rows import CachedRows, Forward, SlotRows
 from auditor.models.caches import Dimensions, NativeCache, find_cache_batch_dimensions
 from auditor.models.configuration import (
     get_input_device,
@@ -35,18 +34,13 @@ from auditor.models.configuration import (
     max_positions,
     unwrap_peft,
 )
-from auditor.models.decoding import Decoding, compute_log_sum_exp
 from auditor.models.hidden_states import RECENT_BYTES, HiddenStateCache
 from auditor.models.memory import BatchSizeLimit
 from auditor.models.precision import Float32SingleQueryAttention, make_head_input_contiguous
 from auditor.models.rows import Rows
 from auditor.models.shared_prefix import SharedPrefixCache
-from auditor.models.slot_cache import PaddedCache, SlotLayer, assign_cache_slots
+from auditor.models.slot_cache import PaddedCache, SlotLayer, TreeCache
 from auditor.models.weights import digest_weights
-
-# As `HuggingFaceModel.compute_input_logits`.
-Forward = Callable[[Tensor, int, Cache | NativeCache | None], Tensor]
-
 
 # Cache of decoding rows: "slots", keys and values in preallocated slots; "cache", the model's
 # native cache, copied row by row; "recompute", none: each token reads its row again. Fastest first,
@@ -71,212 +65,6 @@ class ModelTraffic:
 
 
 traffic = ModelTraffic()  # of this process
-
-
-class HuggingFaceRows(Rows):
-    """Decoding rows of a Hugging Face causal LM.
-
-    A row has `width` sequences: one for each ensemble part if `forward` computes several parts,
-    otherwise one. The sequences are ordered by (row, part). If a row has several children, each
-    child gets copies of all its sequences.
-
-    Args:
-        model: the model.
-        prefixes: token ids (rows, n).
-        length: largest number of tokens to append to a row.
-        prompt: soft prompt (P, d) or None.
-        width: number of sequences in a row.
-        forward: computes logits like `HuggingFaceModel.compute_input_logits`; None for that method.
-    """
-
-    cache: Cache | NativeCache
-    _logits: Tensor  # (rows, width, V)
-    # (rows, width): the log of the sum of exp over the logits, once it is computed.
-    _total: Tensor | None = None
-    _offsets: Offsets | None = None  # of an activated LoRA, for the next sequences to read
-
-    def __init__(
-        self,
-        model: HuggingFaceModel,
-        prefixes: Tensor,
-        length: int,
-        prompt: Tensor | None,
-        width: int = 1,
-        forward: Forward | None = None,
-    ) -> None:
-        self.model = model
-        self.width = width
-        self.forward = forward or model.compute_input_logits
-        self._start(prefixes, length, prompt)
-
-    @abstractmethod
-    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        """Read the prefixes (rows, n), with room for `length` more tokens."""
-
-    def _compute_next_logits(self, input_ids: Tensor) -> Tensor:
-        """Return next-token logits (sequences, width, V) after an input that continues the cache.
-
-        `input_ids` is a result of `prepend_soft_prompt`.
-        """
-        self._total = None
-        with self.model.activation.apply_offsets(self._offsets):
-            logits = self.forward(input_ids.repeat_interleave(self.width, dim=0), 1, self.cache)
-        return logits[:, 0].unflatten(0, (-1, self.width))
-
-    def _sequence_indices(self, rows: Tensor) -> Tensor:
-        """Return the indices of all sequences in these rows, of shape (rows x width,)."""
-        return (
-            rows.unsqueeze(-1) * self.width + torch.arange(self.width, device=rows.device)
-        ).flatten()
-
-    def __len__(self) -> int:
-        return len(self._logits)
-
-    def log_probs(self) -> Tensor:
-        """Return next-token log-probabilities, (rows, V); for an ensemble, (rows, parts, V)."""
-        if self._total is None or self._total.any():
-            # Log-probabilities are logits whose total is 0: they replace the logits.
-            self._logits = torch.log_softmax(self._logits, dim=-1)
-            self._total = self._logits.new_zeros(self._logits.shape[:-1])
-        if self.width > 1:
-            return self._logits
-        return self._logits[:, 0]
-
-    def draw(
-        self, row_of_draw: Tensor, uniforms: Tensor, decoding: Decoding
-    ) -> tuple[Tensor, Tensor]:
-        assert self.width == 1  # a defense with several parts draws tokens itself
-        return decoding.draw(
-            self._logits[:, 0],
-            self._logit_indices(row_of_draw),
-            uniforms[:, 0],
-            self._log_normalisers()[:, 0],
-        )
-
-    def token_log_probs(self, row_of_token: Tensor, tokens: Tensor) -> Tensor:
-        assert self.width == 1
-        places = self._logit_indices(row_of_token)
-        return self._logits[places, 0, tokens] - self._log_normalisers()[places, 0]
-
-    def _logit_indices(self, rows: Tensor) -> Tensor:
-        """Return the indices of these rows in the logits tensor."""
-        return rows
-
-    def _log_normalisers(self) -> Tensor:
-        if self._total is None:
-            self._total = compute_log_sum_exp(self._logits.flatten(0, 1)).view(
-                self._logits.shape[:-1]
-            )
-        return self._total
-
-
-class SlotRows(HuggingFaceRows):
-    """Decoding rows that cache keys and values in `SlotLayer`s, with one slot per sequence.
-
-    The logits are in slot order, because sorting them by row would copy all of them.
-    """
-
-    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        total = prefixes.shape[1] + length + (0 if prompt is None else len(prompt))
-        self.slots = torch.arange(len(prefixes), device=self.model.device)
-        self.texts = ActivatedTexts(self.model.activation, prefixes, length)
-        self.prompt = prompt
-        self._offsets = self.model.activation.compute_offsets(prefixes)
-        # Not `is`: each access creates a new bound method.
-        is_plain_forward = self.forward == self.model.compute_input_logits
-        seen = self.model.seen
-        if is_plain_forward and prompt is None and seen is not None:
-            before = seen.find_cached_prefix(prefixes, total)
-            if before is not None:
-                logits, self.layers = before
-                self.cache, self._logits = Cache(layers=list(self.layers)), logits.unsqueeze(1)
-                return
-        model_input = self.model.prepend_soft_prompt(prefixes, prompt)
-        n_cached, self.layers = self.model.copy_shared_prefix_layers(
-            model_input, 1, total, is_plain_forward
-        )
-        self.cache = Cache(layers=list(self.layers))
-        self._logits = self._compute_next_logits(model_input[:, n_cached:])
-
-    def log_probs(self) -> Tensor:
-        distribution = super().log_probs()
-        if torch.equal(self.slots, torch.arange(len(self.slots), device=self.slots.device)):
-            return distribution
-        return distribution[self.slots]
-
-    def _logit_indices(self, rows: Tensor) -> Tensor:
-        return self.slots[rows]
-
-    def joined(self, others: Sequence[Rows]) -> Rows:
-        """Join rows of different lengths, aligned so that all sequences end at the same position.
-
-        A mask hides the empty positions before shorter sequences.
-        """
-        parts = [self]
-        for rows in others:
-            # All rows belong to one model, which serves them in one way.
-            assert isinstance(rows, SlotRows)
-            parts.append(rows)
-        filled = [rows.layers[0].filled for rows in parts]
-        more = max(
-            rows.layers[0].length - n_filled for rows, n_filled in zip(parts, filled, strict=True)
-        )
-        new = copy.copy(self)  # shallow: everything with keys, values or logits is replaced below
-        new.layers = []
-        for layers in zip(*(rows.layers for rows in parts), strict=True):
-            slots = [(layer, slice(None), layer.filled) for layer in layers]
-            new.layers.append(SlotLayer.assemble(slots, max(filled) + more))
-        empty = []
-        for rows, n_filled in zip(parts, filled, strict=True):
-            empty.append(torch.full_like(rows.slots, max(filled) - n_filled))
-        new.cache = PaddedCache(new.layers, torch.cat(empty))
-        new.slots = torch.arange(len(new.cache.empty), device=self.model.device)
-        new._logits = torch.cat([rows._logits for rows in parts])
-        new._total = None
-        return new
-
-    @torch.no_grad()
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        if self.model.activation and self.texts.advance(parents, tokens):
-            # An invocation has just ended: its tokens were read without the adapter.
-            self._start(self.texts.tokens, self.texts.length, self.prompt)
-            return
-        slots, source, destination = assign_cache_slots(parents, self.slots)
-        if len(source):
-            source = self._sequence_indices(source)
-            destination = self._sequence_indices(destination)
-            for layer in self.layers:
-                layer.copy_slots(source, destination, len(slots) * self.width)
-        if isinstance(self.cache, PaddedCache):
-            # Read before `self.slots` changes: these are the parents' slots.
-            empty = self.cache.empty[self.slots[parents]]
-            self.cache.empty = torch.empty_like(empty)
-            self.cache.empty[slots] = empty
-        self.slots = slots
-        if self.model.activation:
-            self._offsets = self.texts.compute_slot_offsets(slots)
-        in_slots = torch.empty_like(tokens)
-        in_slots[slots] = tokens
-        self._logits = self._compute_next_logits(in_slots.unsqueeze(-1))
-
-
-class CachedRows(HuggingFaceRows):
-    """Decoding rows that use the model's own cache.
-
-    If a row has several children, each child gets a copy of everything cached for the row.
-    """
-
-    cache: NativeCache
-
-    def _start(self, prefixes: Tensor, length: int, prompt: Tensor | None) -> None:
-        self.cache = NativeCache()
-        self._logits = self._compute_next_logits(self.model.prepend_soft_prompt(prefixes, prompt))
-
-    @torch.no_grad()
-    def advance(self, parents: Tensor, tokens: Tensor) -> None:
-        if not torch.equal(parents, torch.arange(len(self), device=parents.device)):
-            self.cache.select(self._sequence_indices(parents), self.model.cache_batch_dimensions)
-        self._logits = self._compute_next_logits(tokens.unsqueeze(-1))
 
 
 class HuggingFaceModel(LanguageModel):
@@ -333,6 +121,8 @@ class HuggingFaceModel(LanguageModel):
         self.is_merged = False  # whether the self-check merged the adapter into the base
         self.begins: SharedPrefixCache | None = None
         self.activation = Activation(model)
+        # Whether all rows after a prefix may share a slot: the self-check finds out.
+        self.can_share_slots = False
         # Loads the same weights into a new model; None: not on disk.
         self.load_again: Callable[[], Any] | None = None
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
@@ -649,7 +439,7 @@ class HuggingFaceModel(LanguageModel):
             }
         if self.activation.offsets is not None:
             extra["alora_offsets"] = self.activation.offsets
-        if isinstance(cache, PaddedCache):
+        if isinstance(cache, PaddedCache | TreeCache):
             extra |= cache.mask_and_positions(input_ids.shape[1])
         traffic.rows += len(input_ids)
         traffic.tokens += len(input_ids) * input_ids.shape[1]

@@ -31,7 +31,7 @@ from auditor.models.shards import (
     read_ensemble_metadata,
     read_shard_record_list,
 )
-from auditor.models.slot_cache import SlotLayer
+from auditor.models.slot_cache import SlotLayer, TreeCache
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws queried
 _STATE_BYTES = 2**28  # hidden states of texts that several models score
@@ -48,6 +48,8 @@ class LoraEnsemble(Ensemble):
         unit: "record" or "user" if all data of one record or user trained the same member; "" if
             unknown.
     """
+
+    public: HuggingFaceModel
 
     def __init__(self, public: HuggingFaceModel, adapters: Sequence[Path], unit: str = "") -> None:
         _require_single_device(public)
@@ -66,6 +68,7 @@ class LoraEnsemble(Ensemble):
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_text_fits(prefixes.shape[1], length, prompt)
+        self._model.can_share_slots = self.public.can_share_slots
         if self._model.served == "recompute":
             return super().start(prefixes, length, prompt=prompt)
         return self._model.start_served_rows(
@@ -76,6 +79,8 @@ class LoraEnsemble(Ensemble):
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None
     ) -> Tensor:
         self._routing.part = self._routing.blocks = None
+        if isinstance(cache, TreeCache):
+            self._routing.blocks = slice(None)
         return self._model.compute_input_logits(input_ids, last, cache)
 
     def log_probs(
@@ -91,6 +96,8 @@ class LoraEnsemble(Ensemble):
     ) -> Tensor:
         self._routing.part = None
         self._routing.blocks = parts
+        if torch.equal(parts, torch.arange(1 + self.size, device=parts.device)):
+            self._routing.blocks = slice(None)  # an index would copy the weights of all members
         model_input = self._model.prepend_soft_prompt(contexts.to(self._model.device), prompt)
         # One block of rows after another, as `MixedLoraRouting.blocks` requires.
         blocks = model_input.repeat(len(parts), *(1,) * (model_input.ndim - 1))
@@ -257,13 +264,14 @@ class MixedLoraRouting:
 
     Attributes:
         part: the part of each row, (rows,); None if all parts have the same number of rows.
-        blocks: the parts whose rows follow each other in blocks, one block for each part. None if
-            consecutive rows belong to parts 0, 1, ... in turn. Used only if `part` is None.
+        blocks: the parts whose rows follow each other in blocks, one block for each part;
+            `slice(None)` for all parts in order. None if consecutive rows belong to parts 0, 1, ...
+            in turn. Used only if `part` is None.
         runs: pairs of a part and its number of consecutive rows, in the order of `part`.
     """
 
     part: Tensor | None = None
-    blocks: Tensor | None = None
+    blocks: Tensor | slice | None = None
     runs: Sequence[tuple[int, int]] = ()
 
     def route_rows(self, part: Tensor) -> None:
@@ -312,8 +320,9 @@ class MixedLora(nn.Module):
             b = self.b[routing.part]
             return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
         if routing.blocks is not None:
+            n_blocks = parts if isinstance(routing.blocks, slice) else len(routing.blocks)
             return self._lora_output_by_part(
-                x.reshape(len(routing.blocks), -1, x.shape[-1]), routing.blocks
+                x.reshape(n_blocks, -1, x.shape[-1]), routing.blocks
             ).view(*x.shape[:2], -1)
         blocks = x.unflatten(0, (-1, parts)).transpose(0, 1)  # (parts, rows, n, in)
         y = self._lora_output_by_part(blocks.flatten(1, 2)).unflatten(1, blocks.shape[1:3])
@@ -331,7 +340,7 @@ class MixedLora(nn.Module):
     def _base_bias(self) -> Tensor | None:
         return self.base.bias  # type: ignore[return-value]
 
-    def _lora_output_by_part(self, x: Tensor, parts: Tensor | None = None) -> Tensor:
+    def _lora_output_by_part(self, x: Tensor, parts: Tensor | slice | None = None) -> Tensor:
         """Map x to the layer's output, with another adapter for each part of x.
 
         x: (adapters, m, in); the result is (adapters, m, out). parts: the adapters' indices; None

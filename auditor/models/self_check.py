@@ -104,7 +104,7 @@ def configure_serving(
     # Findings on shorter texts are tested again.
     before = model.notes
     model.begins = None
-    model.can_join_rows = False
+    model.can_join_rows = model.can_share_slots = False
     adapter = next((m for m in _checked if _is_checked_base(model, m, longest, room)), None)
     if adapter is not None:
         _check_adapter_base(model, adapter, room)
@@ -134,6 +134,7 @@ def describe_findings(model: HuggingFaceModel, notes: Sequence[str] = ()) -> dic
         "row_serving": model.served,
         "begins": model.begins is not None,
         "can_join_rows": model.can_join_rows,
+        "can_share_slots": model.can_share_slots,
         "is_merged": model.is_merged,
         "embeddings": "embeddings" in model.capabilities,
         "max_positions": model.max_positions,
@@ -179,6 +180,7 @@ def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room
     if adapter.begins is not None:
         model.enable_shared_prefix_cache()
     model.can_join_rows = adapter.can_join_rows
+    model.can_share_slots = adapter.can_share_slots
     _checked[model] = max(room, reached), tolerance
     if adapter in _compared_on_records:
         _compared_on_records.add(model)
@@ -187,6 +189,7 @@ def _check_adapter_base(model: HuggingFaceModel, adapter: HuggingFaceModel, room
 def apply_findings(model: HuggingFaceModel, record: Mapping[str, Any]) -> None:
     """Serve a model as an earlier check of the same weights, described by `record`, has chosen."""
     model.served, model.can_join_rows = record["row_serving"], record["can_join_rows"]
+    model.can_share_slots = record["can_share_slots"]
     model.max_positions = record["max_positions"]
     if record["is_merged"] and not model.is_merged:
         _merge_adapter(model)
@@ -410,12 +413,16 @@ class _SelfCheckTrial:
     def enable_exact_row_joining(self) -> None:
         """Allow prefixes of different lengths in one generation batch, if no distribution changes.
 
-        Otherwise, prefixes of each length have their own batches, which only takes longer.
+        Otherwise, prefixes of each length have their own batches, which only takes longer. The rows
+        after a prefix may share a slot if the same test passes then, too.
         """
         slots = self.model.served == "slots" and not self.model.activation
         self.model.can_join_rows = slots and _self_check_holds_without_error(
             self._joined_rows_are_exact
         )
+        # Only on a CPU is it known to be faster.
+        self.model.can_share_slots = self.model.can_join_rows and self.model.device.type == "cpu"
+        self.model.can_share_slots &= _self_check_holds_without_error(self._joined_rows_are_exact)
 
     def _joined_rows_are_exact(self) -> bool:
         """Return whether joined rows of two prefix lengths give exact distributions."""

@@ -109,6 +109,32 @@ class SlotLayer(CacheLayerMixin):
                 buffer = grown
             buffer[slots, :, : layer.filled] = source[rows, :, : layer.filled]
 
+    def make_room(self, length: int) -> None:
+        """Grow the capacity of all slots to `length` positions."""
+        self.length = length
+        for name in ("keys", "values"):
+            buffer = getattr(self, name)
+            grown = self._allocate_slots(buffer, len(buffer))
+            grown[:, :, : self.filled] = buffer[:, :, : self.filled]
+            setattr(self, name, grown)
+
+    def select_positions(self, slots: Tensor, positions: Tensor, length: int) -> SlotLayer:
+        """Return a new layer, whose slot i has the positions `positions[i]` of slot slots[i].
+
+        Args:
+            slots: (new slots,).
+            positions: (new slots, n).
+            length: capacity of the new layer in positions.
+        """
+        new = SlotLayer(length, positions.shape[1])
+        for name in ("keys", "values"):
+            source = getattr(self, name)
+            buffer = new._allocate_slots(source, len(slots))
+            states = source[slots.unsqueeze(-1), :, positions]  # (new slots, n, heads, d)
+            buffer[:, :, : new.filled] = states.transpose(1, 2)
+            setattr(new, name, buffer)
+        return new
+
     @classmethod
     def assemble(
         cls, parts: Sequence[tuple[SlotLayer, Tensor | slice, int]], length: int
@@ -166,6 +192,65 @@ class PaddedCache(Cache):
         end = self.get_seq_length() + length
         positions = torch.arange(end, device=self.empty.device) - self.empty.unsqueeze(-1)
         return {"attention_mask": (positions >= 0).long(), "position_ids": positions[:, -length:]}
+
+
+class TreeCache(Cache):
+    """A cache in which all rows after a prefix share a slot, so no keys and values are copied.
+
+    At each step, every slot gets one position for each of its places, and a row has one place in
+    its slot. A row attends only to its path, the positions from the prefix to its last token.
+
+    Attributes:
+        paths: whether a position of the slot is on the row's path, (rows, positions).
+        slots: slot of each row, (rows,).
+    """
+
+    def __init__(self, layers: Sequence[SlotLayer], paths: Tensor, parts: int) -> None:
+        super().__init__(layers=list(layers))
+        self.paths = paths
+        self.slots = torch.arange(len(paths), device=paths.device)
+        # Sequences in a slot: one for each part of an ensemble, in blocks.
+        self._parts = parts
+        self._n_slots = len(paths)
+        self._arguments: dict[str, Tensor] = {}
+
+    def count_children(self, parents: Tensor) -> Tensor:
+        """Return the number of these children in each slot, given their parent rows, (slots,)."""
+        return torch.bincount(self.slots[parents], minlength=self._n_slots)
+
+    def add_children(self, parents: Tensor, dtype: torch.dtype) -> tuple[int, Tensor]:
+        """Replace the rows by children, given their parent rows, each with a place in its slot.
+
+        `dtype` is that of the mask. Return the number of places in a slot, and each child's place
+        among those of all slots.
+        """
+        counts = self.count_children(parents)
+        width = int(counts.max())
+        self.slots = self.slots[parents]
+        order = self.slots.argsort(stable=True)
+        first = (counts.cumsum(0) - counts)[self.slots[order]]
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order), device=order.device) - first
+        places += self.slots * width
+        is_read = self.paths.new_zeros(self._n_slots * width, self.paths.shape[1])
+        is_read[places] = self.paths[parents]
+        positions = is_read.sum(-1).view(-1, width)
+        # A place without a row attends only to itself.
+        self_mask = torch.eye(width, dtype=torch.bool, device=order.device)
+        is_read = torch.cat([is_read, self_mask.repeat(self._n_slots, 1)], dim=1)
+        self.paths = is_read[places]
+        self._arguments = {}
+        if not is_read.all():
+            mask = torch.zeros(is_read.shape, dtype=dtype, device=order.device)
+            mask.masked_fill_(~is_read, torch.finfo(dtype).min)
+            mask = mask.view(self._n_slots, 1, width, -1).repeat(self._parts, 1, 1, 1)
+            positions = positions.repeat(self._parts, 1)
+            self._arguments = {"attention_mask": mask, "position_ids": positions}
+        return width, places
+
+    def mask_and_positions(self, length: int) -> dict[str, Tensor]:
+        """Return the model arguments for the places of the last children."""
+        return self._arguments
 
 
 def assign_cache_slots(parents: Tensor, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:

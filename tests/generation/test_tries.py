@@ -20,8 +20,9 @@ from auditor.defenses.pmixed import PMixed
 from auditor.defenses.uniform_mixing import UniformMixingModel
 from auditor.generation import tries
 from auditor.models.base import LanguageModel
+from auditor.models.cached_rows import SlotRows
 from auditor.models.ensemble import ModelEnsemble
-from auditor.models.huggingface import HuggingFaceModel, SlotRows
+from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
 from tests.conftest import SHARED, tiny
 

@@ -152,11 +152,14 @@ def test_the_control_beside_the_members_is_no_member(make_tiny: MakeTiny, tmp_pa
     assert load_lora_ensemble(tmp_path, make_tiny()).size == 2
 
 
-@pytest.mark.parametrize("served", ["slots", "recompute"])
+@pytest.mark.parametrize(
+    "served, shared", [("slots", False), ("slots", True), ("recompute", False)]
+)
 def test_rows_of_all_parts_split_together(
-    make_tiny: MakeTiny, tmp_path: Path, served: Served
+    make_tiny: MakeTiny, tmp_path: Path, served: Served, shared: bool
 ) -> None:
     public = HuggingFaceModel(make_tiny().model, served=served)
+    public.can_share_slots = shared  # until the first prefix has no row left
     ensemble = LoraEnsemble(public, save_members(make_tiny, tmp_path, 2))
     general = ModelEnsemble(
         make_tiny(),
