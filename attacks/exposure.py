@@ -269,8 +269,8 @@ class _CanarySpaceRanking:
         exposures = []
         for x, better, n_unseen in zip(nll.tolist(), at_most, unseen, strict=True):
             least = max(1, better)  # the canary itself may be among the unseen
-            # Unseen texts may all be likelier, but at most e^nll are as likely as the canary: their
-            # masses add up to 1.
+            # Unseen texts may all be more likely, but at most e^nll are as likely as the canary:
+            # their masses add up to 1.
             if n_unseen:
                 most = max(
                     least, min(least + n_unseen, exposure.rank_upper_bound(x, self.space.size))

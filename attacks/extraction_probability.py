@@ -259,7 +259,7 @@ class ExtractionProbability(DistributionProbe):
         """Mark the secrets that are (n, p)-discoverable and unusually likely, for each n and p.
 
         Return masks (secrets,) keyed by measurement name. A member is unusually likely if its
-        suffix is likelier than a threshold that non-members set; the threshold depends on the
+        suffix is more likely than a threshold that non-members set; the threshold depends on the
         suffix's length. A mask that would mark all discoverable secrets is omitted.
         """
         member = mask_members(secrets)
@@ -281,7 +281,7 @@ class ExtractionProbability(DistributionProbe):
     def _conformal_extracted_share(
         self, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Measurement:
-        """Return the share of members whose suffix is likelier than the threshold for its length.
+        """Return the share of members whose suffix exceeds the threshold for its length.
 
         Non-members set the threshold.
         """

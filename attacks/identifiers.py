@@ -336,7 +336,7 @@ class _ValueFinder:
 def _count_above(
     view: View, model: LanguageModel, context: Tokens, tails: Sequence[Tokens]
 ) -> tuple[float, float]:
-    """Return how many alternatives are likelier than the value, and how many are equally likely.
+    """Return how many alternatives are more likely than the value, and how many are equally likely.
 
     context: the tokens before the value; tails: the tokens of the value, followed by those of each
     alternative.
@@ -354,7 +354,7 @@ def _count_above(
 class RanksOfValues:
     """Hold the ranks of personal values and the records that contain them; arrays are (values,).
 
-    above, tied: the numbers of alternatives that are likelier and equally likely under the model;
+    above, tied: the numbers of alternatives that the model finds more likely and equally likely;
     base_above, base_tied: likewise under the base model.
     place: uniform random numbers that break ties.
     copies: the record's number of copies; -1 if unknown.

@@ -584,7 +584,7 @@ def _compute_token_statistics(
     """Return four statistics of each token, of shape (rows,) each.
 
     These are log p of the token, the mean and the standard deviation of log p under the next-token
-    distribution, and whether some other token is likelier. distribution: (rows, V)
+    distribution, and whether some other token is more likely. distribution: (rows, V)
     log-probabilities;
     tokens: (rows,).
     """

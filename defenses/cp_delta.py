@@ -39,7 +39,7 @@ class CpDelta(Defense):
     is not privacy, so the defense makes no privacy claim (see defenses/cp_delta.py).
 
     distance: `max` mixes the two next-token distributions to min(q1, q2)/Z, `kl` to sqrt(q1 q2)/Z.
-    `kl` bounds only on average how much likelier a text becomes.
+    `kl` bounds only on average how much more likely a text becomes.
     ensemble: the folder of the two models, which `audit train pmixed -D members=2` makes; a
     built-in lab trains its own.
     """
@@ -72,8 +72,8 @@ class CpDelta(Defense):
 class PublicCommon(Defense):
     """Sample texts that both the model and the public model find likely. No claim.
 
-    A text may be likelier than under the public model, by a factor that grows with each token. The
-    factor depends on private data and cannot be bounded in advance, so this defense makes no
+    A text may be more likely than under the public model, by a factor that grows with each token.
+    The factor depends on private data and cannot be bounded in advance, so this defense makes no
     privacy claim.
 
     distance: `max` mixes the two next-token distributions to min(q, p)/Z, `kl` to sqrt(q p)/Z.

@@ -376,7 +376,7 @@ def _describe_perplexity_cost(result: AuditResult, name: str) -> str:
     if perplexity is None or base is None:
         return "the cost was not measured"
     change = f"{phrases.format_value(perplexity)} instead of {phrases.format_value(base)}"
-    return f"held-out perplexity {change}, {perplexity.value / base.value:.2f} times"
+    return f"held-out perplexity {change} ({perplexity.value / base.value:.2f} times)"
 
 
 # --- the next command

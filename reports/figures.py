@@ -96,7 +96,7 @@ def _draw_repeat_recall_figures(
         series,
         text=_FIRST,
         note=" ".join(notes),
-        axes=("Repetitions in the training data", "Recall" if attacked else "Mean"),
+        axes=("Copies in the training data", "Recall" if attacked else "Mean"),
         ticks=names,
     )
 

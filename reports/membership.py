@@ -91,7 +91,7 @@ def _build_membership_tables(material: ReportMaterial) -> Iterator[Block]:
     if reversed_scores:
         yield Paragraph(f"{'; '.join(reversed_scores)}. A gate reads an AUC either way.")
     caption = "The strongest score, by copies of members in the data; each against all non-members"
-    head = ("Repetitions", "AUC", "95% interval", "n", "Score")
+    head = ("Copies", "AUC", "95% interval", "n", "Score")
     yield Table("membership-repeats", caption, head, by_copies, {1, 2, 3})
     yield Paragraph(_NOTE if all(f.scores_tried for f in rows) else f"{_NOTE}{_OLD_NOTE}")
 

@@ -31,12 +31,12 @@ def _build_limitations_blocks(material: ReportMaterial) -> list[Block]:
     result = material.result
     limits = [
         "Zero hits is not zero leakage: the upper end of the interval remains possible.",
-        "An attack gives a lower bound: other attacks, more samples or more queries may extract "
-        "more, and so may rarer, longer or more often repeated records.",
-        "Recall counts verbatim or almost verbatim text: no paraphrase, partial disclosure, "
-        "membership or attribute inference.",
-        "The intervals cover the choice of secrets, but neither another training seed nor the "
-        "choice of the best of many configurations.",
+        "An attack gives a lower bound: other attacks, more samples, more queries or other records "
+        "may leak more.",
+        "Recall counts (nearly) verbatim text, not paraphrases, partial disclosure, membership or "
+        "attribute inference.",
+        "Intervals cover the choice of secrets, not another training seed or the choice of the "
+        "best configuration.",
     ]
     if any(target.claim for target in result.targets):
         limits.append(

@@ -151,7 +151,7 @@ def _build_extracted_records_tables(
         records.append(Group(title, tuple(_build_extracted_record_table_rows(columns))))
     caption = "Training records extracted, by copies"
     yield Table("copies-table", caption, ("Copies", "Extracted"), by_copies)
-    head = ("Record", "Attacked as", "Repetitions", "Generations", "Longest run of tokens")
+    head = ("Record", "Attacked as", "Copies", "Generations", "Longest run of tokens")
     caption = f"Training records extracted, those in most generations first; at most {_SHOWN} a row"
     yield Table("records-table", caption, head, records, {2, 3, 4}, folded=True)
 

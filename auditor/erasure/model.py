@@ -144,7 +144,7 @@ def _find_ranked_first(
 def _find_members(
     folder: Path, finding: Finding, row: ValuesBySecret, records: ErasureRecords
 ) -> Mapping[int, bool]:
-    """Return whether each record is likelier than records not trained on, keyed by record."""
+    """Return whether each record is more likely than records not trained on, keyed by record."""
     scores = _average_parts(row.values_by_secret(_SCORE, members=True))
     others = _average_parts(row.values_by_secret(_SCORE, members=False))
     conformal = roc.compute_conformal_p_values(

@@ -242,8 +242,8 @@ class _TemperedWeights:
         slack = 0.0 if power == 1 else _ROUNDING * total_mass
         least = (missing - slack).clamp(min=0)
         most = (missing + slack).clamp(min=0)
-        # No unreported token is likelier than the last of the K, nor, if the given token is
-        # unreported, any of `n_less_likely` likelier than it.
+        # No unreported token is more likely than the last of the K, nor, if the given token is
+        # unreported, is any of `n_less_likely` more likely than it.
         cap = torch.minimum(top[:, -1].exp(), most)
         share = torch.minimum(log_share.exp(), cap)
         low = torch.where(known, cap, share)
@@ -339,7 +339,7 @@ def _bound_top_p_kept(
     fewest = torch.maximum(
         _nucleus_weight(distributions.top, low, low), before + distributions.given_weight
     )
-    # If the given token is kept, the last kept token is no likelier.
+    # If the given token is kept, the last kept token is not more likely.
     widest = torch.minimum(
         _nucleus_weight(distributions.top, high, most),
         torch.minimum(high + distributions.given_weight, most),

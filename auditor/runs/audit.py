@@ -186,7 +186,7 @@ class Target:
         if claim.any_access:
             return True, f"{claim.access}; {claim.status}"
         if setting is TEXT_ONLY:
-            return True, f"text access, ancestral; {claim.status}"
+            return True, f"sampled tokens, ancestral; {claim.status}"
         return False, "gradients, log-probabilities, the attack's own decoding"
 
     def list_defense_remarks(self) -> tuple[str, ...]:

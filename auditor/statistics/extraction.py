@@ -91,7 +91,7 @@ def sum_windows(bits: Floats, length: int) -> Floats:
     bits: (n, L) one value per token, such as log2 of its rank.
 
     For log2 ranks, 2^-sum bounds the probability of a window given the preceding tokens. The bound
-    holds for every decoder that never makes a less likely token more probable than a likelier one.
+    holds for every decoder that never makes a token more probable than a more likely one.
     A text is (length, b)-inextractable (2604.18697) if the sum of every window is at least b. A sum
     is 0 if greedy decoding reproduces the window. A text shorter than `length` counts as one
     window.

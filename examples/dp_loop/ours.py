@@ -40,7 +40,7 @@ def adp_sound(model, records):
     """Clipped harder the rarer a public model finds a record, here the model before its training.
 
     Half of the records keep the whole clipping norm. Were all clipped harder, the test could not
-    tell: no record would reach as far as the noise is made for.
+    tell: no record would reach as far as the noise is calibrated for.
     """
     examples = [row["input_ids"] for row in records]
     public = HuggingFaceModel(copy.deepcopy(model))

@@ -41,7 +41,7 @@
       show: (row, i) => row.lead[i] == null ? dash : data.lengths[i] ? `${row.lead[i]}/${data.lengths[i]}` : row.lead[i] },
     { name: "Token by token", tokens: true },
     { name: "Whole suffix", number: true, tokens: true, down: true, sort: (row, i) => -(bits(row, i) ?? Infinity), show: (row, i) => chance(bits(row, i)) },
-    { name: "Repeats", number: true, down: true, sort: (row, i) => data.repeats[i] ?? -1, show: (row, i) => data.repeats[i] ?? dash },
+    { name: "Copies", number: true, down: true, sort: (row, i) => data.repeats[i] ?? -1, show: (row, i) => data.repeats[i] ?? dash },
     { name: "Group", group: true, sort: (row, i) => data.group[i] ?? Infinity, show: (row, i) => data.groups[data.group[i]] ?? dash },
     { name: "Member", down: true, sort: (row, i) => +data.members[i], show: (row, i) => data.members[i] === "1" ? "yes" : "no" },
     { name: "Score", number: true, down: true, sort: (row, i) => row.score[i] ?? -Infinity, show: (row, i) => score(row.score[i]) },
@@ -58,7 +58,7 @@
   const filters = [
     { id: "outcome", name: "Outcome", options: Object.keys(data.outcomes).filter((o) => data.rows.some((r) => r.outcome.includes(o))),
       label: (o) => data.outcomes[o], test: (o) => (row, i) => row.outcome[i] === o },
-    { id: "repeats", name: "Repeats", options: distinct(data.repeats).filter((r) => r !== null).sort((a, b) => a - b).map(String),
+    { id: "repeats", name: "Copies", options: distinct(data.repeats).filter((r) => r !== null).sort((a, b) => a - b).map(String),
       test: (o) => (row, i) => String(data.repeats[i]) === o },
     { id: "group", name: "Group", options: data.groups.map((_, g) => String(g)), label: (g) => data.groups[g],
       test: (o) => (row, i) => String(data.group[i]) === o },

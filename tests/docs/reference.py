@@ -360,8 +360,8 @@ def personal_data() -> str:
         f"# What is recognised as personal data\n\n{_PRINTED}\nEach example is tried by a test, in "
         f"a text, with `--phone-region {','.join(REGIONS)}`. Digits may be those of any script, "
         "full-width ones too.\n\n"
-        f"{_table(head, lines)}\nOf {N_RANDOM:,} random numbers of so many digits each, next to no "
-        f"name, so many are taken for:\n\n{alarms}\n{_PRESIDIO}"
+        f"{_table(head, lines)}\nOf {N_RANDOM:,} random numbers with this many digits, next to no "
+        f"name, this many are taken for:\n\n{alarms}\n{_PRESIDIO}"
     )
 
 
