@@ -198,7 +198,10 @@ def test_splits_files_and_columns_that_are_not_read_are_said_with_the_records(
     result: AuditResult,
 ) -> None:
     made = copied(result, 3, 12, 123, 29)
-    parts = ("only the split train is read, not test", "files that are not read: 1 .md")
+    parts = (
+        "only the split train is read, not validation, test, test_of_2026",
+        "files of the folder that are not read: 1 .md, 3 .txt, 2 without an ending",
+    )
     counts = replace(made.benchmark.records["members"], unread_parts=parts)
     benchmark = replace(
         made.benchmark, records={"members": counts}, unread_columns=("turns", "notes")
