@@ -5,6 +5,7 @@ The processes share only the cache, where the lock of a part decides which of th
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import subprocess
@@ -37,6 +38,9 @@ def train_in_two_processes(lab: Lab, counts: Iterable[int | None]) -> None:
     if not missing or (lab.folder / TARGET).is_dir() or not _can_use_second_process(lab):
         return
     with tempfile.TemporaryFile() as errors, _start_second_process(errors) as second:
+        is_waiting = threading.Event()
+        reader = threading.Thread(target=_show_steps, args=(lab, second.stdout, is_waiting))
+        reader.start()
         try:
             assert second.stdin is not None  # it is a pipe
             with suppress(BrokenPipeError):  # the process has failed already
@@ -47,6 +51,7 @@ def train_in_two_processes(lab: Lab, counts: Iterable[int | None]) -> None:
             # The second process still imports torch. When it needs the public model, this process
             # has the lock.
             lab.target_folder()
+            is_waiting.set()
             for count in reversed(missing):
                 lab.ensemble_folder(count)
             if second.poll():
@@ -58,6 +63,7 @@ def train_in_two_processes(lab: Lab, counts: Iterable[int | None]) -> None:
                 )
         finally:
             second.kill()
+            reader.join()
 
 
 def _can_use_second_process(lab: Lab) -> bool:
@@ -76,11 +82,27 @@ def _start_second_process(errors: IO[bytes]) -> subprocess.Popen[bytes]:
         # -P: the working folder may contain modules with the names of ours.
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=errors,
         bufsize=0,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
+
+
+def _show_steps(lab: Lab, steps: IO[bytes], is_waiting: threading.Event) -> None:
+    """Show the steps of the second process while this process waits for its ensembles.
+
+    steps: a JSON list for each step: its description, the number of finished steps, and of all.
+    """
+    for line in steps:
+        with suppress(ValueError):  # a library may print, too
+            step = json.loads(line)
+            if is_waiting.is_set():
+                lab.progress(*step)
+
+
+def _print_step(*step: str | int) -> None:
+    print(json.dumps(step), flush=True)
 
 
 def _exit_with_first_process() -> None:
@@ -93,7 +115,7 @@ def _train_ensembles() -> None:
     kind, recipe, cache, counts = pickle.load(sys.stdin.buffer)
     threading.Thread(target=_exit_with_first_process, daemon=True).start()
     keep_freed_memory()
-    lab = kind(recipe, cache)
+    lab = kind(recipe, cache, progress=_print_step)
     for count in counts:
         lab.ensemble_folder(count)
 

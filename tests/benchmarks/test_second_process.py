@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from auditor.benchmarks.lab import second_process
-from auditor.benchmarks.lab.lab import Lab
+from auditor.benchmarks.lab.lab import Lab, name_ensemble
 from auditor.benchmarks.lab.second_process import train_in_two_processes
 from auditor.core import threads
 from auditor.core.errors import AuditError
@@ -96,6 +96,29 @@ def test_the_second_process_trains_what_the_first_would_and_ends_by_itself(
     train_in_two_processes(lab, [None])
     assert weights(lab) == alone and not lab.notes
     assert len(alone) == 2 + TINY.members  # the public model, the target, the members
+
+
+def test_the_steps_of_the_second_process_are_shown_while_the_first_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[bytes]]
+) -> None:
+    shown = list[tuple[str, int, int]]()
+    recipe, train = dataclasses.replace(TINY, members=8), Lab.train_target_model
+    lab = Lab(recipe, cache=tmp_path, progress=lambda *step: shown.append(step))
+    own = list[int]()
+
+    def train_late(lab: Lab, path: Path) -> None:
+        lock = lab.folder / f"{name_ensemble(recipe, None)}.lock"
+        while not lock.exists() and started[0].poll() is None:
+            time.sleep(0.01)
+        train(lab, path)
+        own.append(len(shown))
+
+    monkeypatch.setattr(Lab, "train_target_model", train_late)
+    monkeypatch.setattr(Lab, "train_ensemble_members", lambda *given, **named: 1 / 0)
+    train_in_two_processes(lab, [None])
+    steps = {step for step in shown[own[0] :] if "waiting" not in step[0]}
+    assert steps and all("ensemble" in name and n <= total for name, n, total in steps)
+    assert not any("ensemble" in name for name, *_ in shown[: own[0]])
 
 
 @pytest.mark.parametrize(
