@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import operator
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, overload
+from dataclasses import dataclass, fields, replace
+from typing import Any, Generic, Self, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,29 @@ UNKNOWN = -1  # represents None in a column of numbers
 _AT_ONCE = 4096  # secrets that are objects at once
 # Name of the items that each array of indices refers to.
 _PLACES = {"begins": "tokens", "text_numbers": "texts", "place_begins": "places"}
+
+
+Row = TypeVar("Row")
+
+
+class ColumnTable(Sequence[Row], Generic[Row]):
+    """Rows that are held as columns. The object of a row is made only when it is asked for."""
+
+    @abstractmethod
+    def select_rows(self, place: slice | Ints | Bools) -> Self:
+        """Return the table of these rows."""
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, place: slice | Ints | Bools) -> Self: ...
+
+    def __getitem__(self, place: int | slice | Ints | Bools) -> Row | Self:
+        if isinstance(place, slice | np.ndarray):
+            return self.select_rows(place)
+        place = range(len(self))[place]
+        return next(iter(self.select_rows(slice(place, place + 1))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +77,22 @@ class TokenRows(Sequence[Tokens]):
     def __iter__(self) -> Iterator[Tokens]:
         for begin, length in zip(self.begins.tolist(), self.lengths.tolist(), strict=True):
             yield tuple(self.tokens[begin : begin + length].tolist())
+
+    def drop_unused_tokens(self) -> TokenRows:
+        """Return the same rows, with their tokens in the order of the rows.
+
+        Adjacent rows that begin at the same token still share their tokens.
+        """
+        is_first = np.diff(self.begins, prepend=-1) != 0
+        lengths = self.lengths
+        if len(lengths):
+            lengths = np.maximum.reduceat(lengths, np.flatnonzero(is_first))
+        begins = np.cumsum(lengths, dtype=np.int64) - lengths
+        if lengths.sum() == len(self.tokens) and np.array_equal(begins, self.begins[is_first]):
+            return self
+        places = np.repeat(self.begins[is_first] - begins, lengths)
+        places += np.arange(len(places))
+        return TokenRows(self.tokens[places], begins[np.cumsum(is_first) - 1], self.lengths)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +131,8 @@ class WordingColumn:
 
 
 @dataclass(frozen=True, eq=False)
-class SecretTable(Sequence[Secret]):
-    """Secrets as columns. A `Secret` is made only when it is asked for.
+class SecretTable(ColumnTable[Secret]):
+    """Secrets as columns.
 
     Args:
         columns: values of all secrets, keyed by field of `Secret`; -1 for an unknown number. If
@@ -111,20 +151,11 @@ class SecretTable(Sequence[Secret]):
     def __len__(self) -> int:
         return len(self.begins)
 
-    @overload
-    def __getitem__(self, place: int) -> Secret: ...
-
-    @overload
-    def __getitem__(self, place: slice | Ints | Bools) -> SecretTable: ...
-
-    def __getitem__(self, place: int | slice | Ints | Bools) -> Secret | SecretTable:
-        if isinstance(place, slice | np.ndarray):
-            columns = {}
-            for name, column in self.columns.items():
-                columns[name] = column[place]
-            return SecretTable(columns, self.tokens, self.begins[place], self.lengths[place])
-        place = range(len(self))[place]
-        return next(self._make_secrets(slice(place, place + 1)))
+    def select_rows(self, place: slice | Ints | Bools) -> SecretTable:
+        columns = {}
+        for name, column in self.columns.items():
+            columns[name] = column[place]
+        return SecretTable(columns, self.tokens, self.begins[place], self.lengths[place])
 
     def __iter__(self) -> Iterator[Secret]:
         for begin in range(0, len(self), _AT_ONCE):
@@ -186,6 +217,14 @@ class SecretTable(Sequence[Secret]):
             column = np.where(column == UNKNOWN, np.array(None), column)
         return column.tolist()
 
+    def replace_columns(self, **columns: NDArray[Any]) -> SecretTable:
+        """Return the secrets with other values of these fields, (secrets,) each."""
+        all_columns = {**self.columns, **columns}
+        for name, column in [*all_columns.items()]:
+            if not _has_own_value(name, column):
+                del all_columns[name]
+        return replace(self, columns=all_columns)
+
     def stack_tokens(self, places: Ints) -> tuple[Ints, Ints]:
         """Return the prefixes (B, n) and suffixes (B, L) of B secrets of equal lengths.
 
@@ -227,8 +266,7 @@ def build_secret_table(secrets: Iterable[Secret]) -> SecretTable:
     for name in list(batches[0]):
         # Each batch gives up its part, or the whole table would be in memory twice.
         column = np.concatenate(list(map(operator.methodcaller("pop", name), batches)))
-        default = itertools.repeat(_DEFAULTS.get(name))
-        if name not in _DEFAULTS or any(map(operator.ne, column, default)):
+        if _has_own_value(name, column):
             columns[name] = column
     wordings = WordingColumn(
         columns.pop("texts"),
@@ -241,6 +279,68 @@ def build_secret_table(secrets: Iterable[Secret]) -> SecretTable:
     return SecretTable(
         columns, columns.pop("tokens"), columns.pop("begins"), columns.pop("lengths")
     )
+
+
+def _has_own_value(name: str, column: NDArray[Any]) -> bool:
+    """Return whether the field of some secret differs from the field's default."""
+    default = itertools.repeat(_DEFAULTS.get(name))
+    return name not in _DEFAULTS or any(map(operator.ne, column, default))
+
+
+def join_secret_tables(first: SecretTable, second: SecretTable) -> SecretTable:
+    """Return the secrets of both tables, with only the tokens and texts that they need."""
+    tokens = _join_token_rows((first.texts, second.texts))
+    columns: dict[str, Any] = {}
+    for name in {**first.columns, **second.columns}:
+        if name == "wording":
+            columns[name] = _join_wording_columns((_find_wordings(first), _find_wordings(second)))
+        else:
+            columns[name] = np.concatenate((first.find_column(name), second.find_column(name)))
+    lengths = np.concatenate((first.lengths, second.lengths))
+    return SecretTable(columns, tokens.tokens, tokens.begins, lengths)
+
+
+def _join_token_rows(parts: Iterable[TokenRows]) -> TokenRows:
+    tokens = []
+    begins = []
+    lengths = []
+    total = 0
+    for part in map(TokenRows.drop_unused_tokens, parts):
+        tokens.append(part.tokens)
+        begins.append(part.begins + total)
+        lengths.append(part.lengths)
+        total += len(part.tokens)
+    return TokenRows(np.concatenate(tokens), np.concatenate(begins), np.concatenate(lengths))
+
+
+def _find_wordings(table: SecretTable) -> WordingColumn:
+    if "wording" in table.columns:
+        column: WordingColumn = table.columns["wording"]
+        return column
+    zeros = np.zeros(len(table), np.int32)
+    places = TokenRows(np.empty(0, np.int32), zeros.astype(np.int64), zeros)
+    return WordingColumn(np.array([""], STRINGS), np.fromiter([()], object), zeros, places)
+
+
+def _join_wording_columns(parts: Sequence[WordingColumn]) -> WordingColumn:
+    n_texts = 0
+    for part in parts:
+        n_texts += len(np.unique(part.text_numbers))
+    texts = np.empty(n_texts, STRINGS)
+    marks = []
+    text_numbers = []
+    total = 0
+    for part in parts:
+        old_numbers, numbers = np.unique(part.text_numbers, return_inverse=True)
+        text_numbers.append((numbers + total).astype(np.int32))
+        marks.append(part.marks[old_numbers])
+        for begin in range(0, len(old_numbers), _AT_ONCE):  # not all texts twice
+            batch = part.texts[old_numbers[begin : begin + _AT_ONCE]]
+            texts[total + begin :][: len(batch)] = batch
+        total += len(old_numbers)
+    all_numbers: Any = np.concatenate(text_numbers)
+    places = _join_token_rows(map(operator.attrgetter("places"), parts))
+    return WordingColumn(texts, np.concatenate(marks), all_numbers, places)
 
 
 def _build_batch_columns(batch: Sequence[Secret]) -> dict[str, NDArray[Any]]:

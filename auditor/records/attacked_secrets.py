@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from auditor.core.arrays import Ints
+from auditor.core.arrays import Bools, Ints
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import read_json_object
 from auditor.core.nouns import CellKey
-from auditor.core.secret_table import STRINGS
+from auditor.core.secret_table import STRINGS, ColumnTable
 from auditor.records.journal import GUESSES, OBSERVATIONS, SecretNumbers
 
 PLAN = "plan.json"
@@ -68,28 +68,16 @@ class SecretAttributes(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class AttributeTable(Sequence[SecretAttributes]):
-    """Attributes of secrets as columns, (secrets,) each, keyed by field of `SecretAttributes`.
-
-    A `SecretAttributes` is made only when it is asked for.
-    """
+class AttributeTable(ColumnTable[SecretAttributes]):
+    """Attributes of secrets as columns, (secrets,) each, keyed by field of `SecretAttributes`."""
 
     columns: Mapping[str, NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.columns["id"])
 
-    @overload
-    def __getitem__(self, place: int) -> SecretAttributes: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> AttributeTable: ...
-
-    def __getitem__(self, place: int | slice) -> SecretAttributes | AttributeTable:
-        if isinstance(place, slice):
-            return AttributeTable({name: part[place] for name, part in self.columns.items()})
-        place = range(len(self))[place]
-        return next(iter(self[place : place + 1]))
+    def select_rows(self, place: slice | Ints | Bools) -> AttributeTable:
+        return AttributeTable({name: part[place] for name, part in self.columns.items()})
 
     def __iter__(self) -> Iterator[SecretAttributes]:
         for begin in range(0, len(self), _AT_ONCE):

@@ -11,7 +11,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, overload
+from itertools import compress
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +23,14 @@ from auditor.benchmarks.data.cut_places import CutPlace
 from auditor.core.arrays import Bools, Ints, Strings
 from auditor.core.nouns import Secret, Tokens, Wording
 from auditor.core.result import RecordCounts
-from auditor.core.secret_table import STRINGS, SecretTable, build_secret_table
+from auditor.core.secret_table import STRINGS, ColumnTable, SecretTable, build_secret_table
 
 BY_LIMIT = "beyond --limit"
 AUXILIARY = "known to the attacker as auxiliary data"
 # fields of a record that its secret lacks
 _NUMBERS = ("row", "part", "n_shared", "n_context", "answer_tokens", "system_length")
-_WHOLE = -1  # represents None in the column of parts
-_AT_ONCE = 4096  # records that are objects at once
+WHOLE = -1  # represents None in the column of parts
+AT_ONCE = 4096  # records that are objects at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +115,8 @@ class DataRecord:
 
 
 @dataclass(frozen=True, eq=False)
-class DataRecordTable(Sequence[DataRecord]):
-    """Records as columns. A `DataRecord` is made only when it is asked for.
+class DataRecordTable(ColumnTable[DataRecord]):
+    """Records as columns.
 
     Args:
         secrets: the records' prefixes, suffixes and wordings; `at` is the field `suffix_start`.
@@ -131,26 +132,17 @@ class DataRecordTable(Sequence[DataRecord]):
     def __len__(self) -> int:
         return len(self.secrets)
 
-    @overload
-    def __getitem__(self, place: int) -> DataRecord: ...
-
-    @overload
-    def __getitem__(self, place: slice | Ints | Bools) -> DataRecordTable: ...
-
-    def __getitem__(self, place: int | slice | Ints | Bools) -> DataRecord | DataRecordTable:
-        if isinstance(place, slice | np.ndarray):
-            numbers = {name: column[place] for name, column in self.numbers.items()}
-            return DataRecordTable(self.secrets[place], numbers, self.row_texts[place])
-        place = range(len(self))[place]
-        return next(iter(self[place : place + 1]))
+    def select_rows(self, place: slice | Ints | Bools) -> DataRecordTable:
+        numbers = {name: column[place] for name, column in self.numbers.items()}
+        return DataRecordTable(self.secrets[place], numbers, self.row_texts[place])
 
     def __iter__(self) -> Iterator[DataRecord]:
         return self.make_records(np.arange(len(self)))
 
     def make_records(self, places: Ints) -> Iterator[DataRecord]:
         """Yield the records at these indices, (records,)."""
-        for begin in range(0, len(places), _AT_ONCE):
-            part = self[places[begin : begin + _AT_ONCE]]
+        for begin in range(0, len(places), AT_ONCE):
+            part = self[places[begin : begin + AT_ONCE]]
             numbers = zip(*(column.tolist() for column in part.numbers.values()), strict=True)
             yield from map(_make_record, part.secrets, part.row_texts.tolist(), numbers)
 
@@ -181,9 +173,7 @@ class DataRecordTable(Sequence[DataRecord]):
 
     def replace_columns(self, **columns: NDArray[Any]) -> DataRecordTable:
         """Return the records with other repeats, groups or users, (records,) each."""
-        return replace(
-            self, secrets=replace(self.secrets, columns={**self.secrets.columns, **columns})
-        )
+        return replace(self, secrets=self.secrets.replace_columns(**columns))
 
 
 def _make_record(secret: Secret, row_text: str, numbers: tuple[int, ...]) -> DataRecord:
@@ -196,7 +186,7 @@ def _make_record(secret: Secret, row_text: str, numbers: tuple[int, ...]) -> Dat
         secret.repeats,
         secret.group,
         secret.wording,
-        None if part == _WHOLE else part,
+        None if part == WHOLE else part,
         secret.at,
         secret.user,
         n_shared,
@@ -218,7 +208,7 @@ def build_data_record_table(records: Iterable[DataRecord]) -> DataRecordTable:
         for record in records:
             for name, column in numbers.items():
                 number = getattr(record, name)
-                column.append(_WHOLE if number is None else number)
+                column.append(WHOLE if number is None else number)
             row_texts.append(record.row_text)
             yield Secret(
                 "",
@@ -271,18 +261,19 @@ class RecordSource:
         return build_data_record_table(self.records)
 
     @property
-    def usable_rows(self) -> set[int]:
-        """The rows with a record, and the usable rows that are not attacked."""
-        return set(self.table.rows.tolist()).union(*self.not_attacked.values())
+    def usable_rows(self) -> Ints:
+        """The distinct rows with a record, and the usable rows that are not attacked."""
+        return np.unique(np.concatenate([self.table.rows, *self.not_attacked.values()]))
 
     @property
     def left_out(self) -> dict[str, list[int]]:
         """The distinct rows without any usable part, keyed by reason."""
         # Reversed, so that the first reason of a row stays.
         first_reasons = {}
-        usable_rows = self.usable_rows
-        for row, reason in reversed(self.unusable):
-            if row not in usable_rows:
+        for (row, reason), is_usable in zip(
+            reversed(self.unusable), reversed(self._are_usable), strict=True
+        ):
+            if not is_usable:
                 first_reasons[row] = reason
         return _group_rows_by_reason(sorted(first_reasons.items()))
 
@@ -292,10 +283,14 @@ class RecordSource:
 
         A row is listed once for each unusable part.
         """
-        usable_rows = self.usable_rows
-        return _group_rows_by_reason(
-            [(row, reason) for row, reason in self.unusable if row in usable_rows]
-        )
+        return _group_rows_by_reason(compress(self.unusable, self._are_usable))
+
+    @property
+    def _are_usable(self) -> list[bool]:
+        """True for each unusable part whose row is usable."""
+        rows = [row for row, _ in self.unusable]
+        is_usable: list[bool] = np.isin(rows, self.usable_rows).tolist()
+        return is_usable
 
     def count_records(
         self,
@@ -314,9 +309,9 @@ class RecordSource:
         """
         left_out_rows = self.left_out
         all_left_out = _count_rows(left_out_rows) | +Counter(left_out)
-        audited_rows = set(attacked.rows.tolist())
+        audited_rows = np.unique(attacked.rows)
         n_beyond_limit = n_candidates - len(audited_rows)
-        n_rows = len(self.usable_rows.union(*left_out_rows.values()))
+        n_rows = len(self.usable_rows) + sum(map(len, left_out_rows.values()))
         if self.unread is not None:
             all_left_out |= self.unread.left_out
             n_beyond_limit += self.unread.n_distinct
@@ -325,7 +320,7 @@ class RecordSource:
         by_rule = _count_rows(self.not_attacked) | +Counter(rules)
         copies = n_rows - sum(all_left_out.values()) - sum(by_rule.values()) - len(audited_rows)
         parts = _count_rows(self.parts_left_out)
-        tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows)
+        tokens = sum(self.row_tokens.get(row, 0) for row in audited_rows.tolist())
         attacked_tokens = 0
         if tokens:
             attacked_tokens = _count_attacked_tokens(attacked)
@@ -365,13 +360,13 @@ def _count_rows(rows_by_reason: Mapping[str, Sequence[int]]) -> dict[str, int]:
 
 def _count_attacked_tokens(records: DataRecordTable) -> int:
     """Count the tokens in suffixes; a token in overlapping windows counts once."""
-    covered = 0
-    last = (-1, 0)  # row and end
     starts = records.secrets.find_column("at")
     order = np.lexsort((starts, records.rows))
-    columns = (records.rows, starts, starts + records.secrets.lengths[:, 1])
-    for row, start, end in zip(*(column[order].tolist() for column in columns), strict=True):
-        begin = max(start, last[1]) if row == last[0] else start
-        last = (row, max(begin, end))
-        covered += last[1] - begin
-    return covered
+    starts = starts[order]
+    ends = starts + records.secrets.lengths[order, 1]
+    is_same_row = np.diff(records.rows[order], prepend=-1) == 0
+    # Each row's ends are above those of the row before, so that one maximum runs over all rows.
+    offsets = np.cumsum(~is_same_row) * (ends.max(initial=0) + 1)
+    row_ends = np.maximum.accumulate(ends + offsets) - offsets
+    previous_ends = np.where(is_same_row, np.roll(row_ends, 1), 0)
+    return int(np.maximum(ends - np.maximum(starts, previous_ends), 0).sum())

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import (
     Callable,
     Collection,
-    Iterator,
     Mapping,
     Sequence,
 )
@@ -20,19 +19,21 @@ from itertools import compress
 import numpy as np
 
 from auditor.benchmarks.data.data_records import (
+    AT_ONCE,
+    WHOLE,
     DataRecord,
     DataRecordTable,
     RecordSource,
     build_data_record_table,
 )
-from auditor.core.arrays import Bools, Ints
+from auditor.core.arrays import Bools, Ints, Strings
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
-from auditor.core.nouns import Pair, Secret
+from auditor.core.nouns import Pair
 from auditor.core.plan_parts import DataPlan
 from auditor.core.result import RecordCounts
 from auditor.core.secret_randomness import make_keyed_generator
-from auditor.core.secret_table import UNKNOWN, build_secret_table
+from auditor.core.secret_table import STRINGS, UNKNOWN, join_secret_tables
 from auditor.plugins.benchmark import Benchmark
 from auditor.statistics import people
 from auditor.statistics.extraction import format_copies
@@ -43,6 +44,7 @@ SEVERAL = "several groups"
 # share of a near copy's tokens that may be edited; most records to compare
 NEAR_SHARE = 0.05
 NEAR_MOST = 20_000
+_NO_DOCUMENT = np.array(None, STRINGS)
 ALSO_MEMBER = "identical to a member or an auxiliary record"
 
 
@@ -187,15 +189,26 @@ def _set_attacked_records(
     member_order = _order_file_records(members)
     other_order = _order_file_records(nonmembers)
 
-    def build_secrets() -> Iterator[Secret]:
-        for record in members.make_records(member_order):
-            yield _build_record_secret(
-                label, record, record.repeats, True, is_trained(record.user), copies[record.row]
-            )
-        for record in nonmembers.make_records(other_order):
-            yield _build_record_secret("nonmember", record, 0, False, is_trained(record.user))
-
-    benchmark.secrets = build_secret_table(build_secrets())
+    secrets = join_secret_tables(members.secrets[member_order], nonmembers.secrets[other_order])
+    rows = np.concatenate([members.rows[member_order], nonmembers.rows[other_order]])
+    parts = np.concatenate(
+        [members.numbers["part"][member_order], nonmembers.numbers["part"][other_order]]
+    )
+    is_member = np.arange(len(rows)) < len(members)
+    row_copies = np.full(len(rows), UNKNOWN)
+    for place, row in enumerate(members.rows[member_order].tolist()):
+        if (count := copies[row]) is not None:
+            row_copies[place] = count
+    ids, documents = _build_record_ids(label, rows, parts, len(members))
+    benchmark.secrets = secrets.replace_columns(
+        id=ids,
+        repeats=np.where(is_member, secrets.find_column("repeats"), 0),
+        member=is_member,
+        document=documents,
+        at=np.where(parts == WHOLE, 0, secrets.find_column("at")),
+        user_trained=np.array(list(map(is_trained, secrets.list_values("user"))), bool),
+        copies=row_copies,
+    )
     # The inverse of an order: the position of each record in the file.
     places = (np.argsort(member_order), len(members) + np.argsort(other_order))
     benchmark.asking_order = array("q", np.concatenate(places).tobytes())
@@ -295,36 +308,34 @@ def _list_forgotten_rows(forget: RecordSource, members: DataRecordTable) -> set[
 
 
 def _get_record_id(label: str, record: DataRecord) -> str:
-    row = f"{label}-{record.row:06d}"
-    if record.part is None:
-        return row
-    return f"{row}-{record.part:04d}"
+    part = WHOLE if record.part is None else record.part
+    return f"{label}-{record.row:06d}{_format_part(part)}"
 
 
-def _build_record_secret(
-    label: str,
-    record: DataRecord,
-    repeats: int | None,
-    member: bool,
-    user_trained: bool,
-    copies: int | None = None,
-) -> Secret:
-    row = f"{label}-{record.row:06d}"
-    secret = Secret(
-        row,
-        record.prefix,
-        record.suffix,
-        repeats,
-        member,
-        group=record.group,
-        wording=record.wording,
-        user=record.user,
-        user_trained=user_trained,
-        copies=copies,
-    )
-    if record.part is None:
-        return secret
-    return replace(secret, id=_get_record_id(label, record), document=row, at=record.suffix_start)
+def _build_record_ids(
+    label: str, rows: Ints, parts: Ints, n_members: int
+) -> tuple[Strings, Strings]:
+    """Return the id and the document of each record, (records,); members come first.
+
+    rows, parts: numbers of each record's row and part.
+    """
+    ids = np.empty(len(rows), STRINGS)
+    documents = np.empty(len(rows), STRINGS)
+    for side, name in (
+        (slice(0, n_members), label),
+        (slice(n_members, len(rows)), "nonmember"),
+    ):
+        for begin in range(side.start, side.stop, AT_ONCE):
+            part = slice(begin, min(begin + AT_ONCE, side.stop))
+            names = np.array([f"{name}-{row:06d}" for row in rows[part].tolist()], STRINGS)
+            windows = list(map(_format_part, parts[part].tolist()))
+            ids[part] = names + np.array(windows, STRINGS)
+            documents[part] = np.where(parts[part] == WHOLE, _NO_DOCUMENT, names)
+    return ids, documents
+
+
+def _format_part(part: int) -> str:
+    return "" if part == WHOLE else f"-{part:04d}"
 
 
 def _find_trained_users(
