@@ -317,7 +317,7 @@ def _find_wordings(table: SecretTable) -> WordingColumn:
     if "wording" in table.columns:
         column: WordingColumn = table.columns["wording"]
         return column
-    zeros = np.zeros(len(table), np.int32)
+    zeros: Any = np.zeros(len(table), np.int32)
     places = TokenRows(np.empty(0, np.int32), zeros.astype(np.int64), zeros)
     return WordingColumn(np.array([""], STRINGS), np.fromiter([()], object), zeros, places)
 
@@ -328,7 +328,7 @@ def _join_wording_columns(parts: Sequence[WordingColumn]) -> WordingColumn:
         n_texts += len(np.unique(part.text_numbers))
     texts = np.empty(n_texts, STRINGS)
     marks = []
-    text_numbers = []
+    text_numbers: list[Any] = []
     total = 0
     for part in parts:
         old_numbers, numbers = np.unique(part.text_numbers, return_inverse=True)
@@ -338,9 +338,8 @@ def _join_wording_columns(parts: Sequence[WordingColumn]) -> WordingColumn:
             batch = part.texts[old_numbers[begin : begin + _AT_ONCE]]
             texts[total + begin :][: len(batch)] = batch
         total += len(old_numbers)
-    all_numbers: Any = np.concatenate(text_numbers)
     places = _join_token_rows(map(operator.attrgetter("places"), parts))
-    return WordingColumn(texts, np.concatenate(marks), all_numbers, places)
+    return WordingColumn(texts, np.concatenate(marks), np.concatenate(text_numbers), places)
 
 
 def _build_batch_columns(batch: Sequence[Secret]) -> dict[str, NDArray[Any]]:
