@@ -376,13 +376,11 @@ class DataTable(RecordTable):
             return [1] * self.rows
         counts = []
         for row, value in enumerate(self.column(REPEATS)):
-            is_integer = isinstance(value, int) and not isinstance(value, bool)
-            # CSV contains only text.
-            digits = isinstance(value, str) and re.fullmatch("[0-9]{1,15}", value)
-            if not (is_integer or digits) or not 1 <= int(value) < 10**15:
+            count = _parse_repeat_count(value)
+            if not 1 <= count < 10**15:
                 expected = "a whole number of at least 1"
                 raise self._make_cell_error(row, REPEATS, expected, "another value")
-            counts.append(int(value))
+            counts.append(count)
         return counts
 
     def list_personal_data_marks(self) -> list[tuple[Mark, ...]]:
@@ -516,6 +514,16 @@ def describe_table_columns(columns: Sequence[str]) -> str:
             "is the header row missing, or the separator no comma?)"
         )
     return " and ".join(words)
+
+
+def _parse_repeat_count(value: Any) -> int:
+    """Return a whole number, or 0 for any other value. pandas writes 2.0 in a column with gaps."""
+    if isinstance(value, str):  # CSV contains only text
+        match = re.fullmatch(r"([0-9]{1,15})(\.0)?", value)
+        return int(match[1]) if match else 0
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _parse_labels(labels: Sequence[Any]) -> Sequence[Any]:

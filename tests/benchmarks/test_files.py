@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import datasets
+import pandas as pd
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -280,6 +281,9 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
         ),
         ("d.csv", b"prefix,suffix,repeats\na,b,0\n", "a whole number of at least 1"),
         ("d.jsonl", b'{"text": "%s", "repeats": true}\n', "a whole number of at least 1"),
+        ("d.jsonl", b'{"text": "%s", "repeats": 1.5}\n', "a whole number of at least 1"),
+        ("d.jsonl", b'{"text": "%s", "repeats": NaN}\n', "a whole number of at least 1"),
+        ("d.csv", b"text,repeats\n%s,2.5\n", "a whole number of at least 1"),
         ("d.parquet", b"", "is empty"),
         ("d.parquet", b"PAR1 %s", "not a Parquet file"),
         (
@@ -296,6 +300,20 @@ def test_a_bad_file_is_refused_in_one_sentence_without_its_text(
     (tmp_path / name).write_bytes(content.replace(b"%s", SECRET.encode()))
     message = refusal(str(tmp_path / name))
     assert expected in message and message.startswith(f"--data '{tmp_path / name}'")
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_repeats_beside_gaps_are_whole_numbers(tmp_path: Path, form: str) -> None:
+    frame = pd.DataFrame({"text": [*LINES[:2], "x"], "repeats": [2, 3, None]})
+    frame = frame.dropna()  # the column keeps its type: 2.0 and 3.0
+    path = tmp_path / f"d.{form}"
+    if form == "csv":
+        frame.to_csv(path, index=False)
+    elif form == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_parquet(path)
+    assert [secret.repeats for secret in build(str(path)).secrets] == [2, 3]
 
 
 def test_a_data_set_without_a_train_split_names_the_folders_of_its_splits(tmp_path: Path) -> None:
