@@ -441,7 +441,7 @@ class HuggingFaceModel(LanguageModel):
             extra["alora_offsets"] = self.activation.offsets
         if isinstance(cache, PaddedCache | TreeCache):
             extra |= cache.mask_and_positions(input_ids.shape[1])
-        traffic.rows += len(input_ids)
+        traffic.rows += cache.n_sequences if isinstance(cache, TreeCache) else len(input_ids)
         traffic.tokens += len(input_ids) * input_ids.shape[1]
         name = "input_ids"
         if input_ids.is_floating_point():

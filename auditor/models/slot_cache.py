@@ -214,6 +214,11 @@ class TreeCache(Cache):
         self._n_slots = len(paths)
         self._arguments: dict[str, Tensor] = {}
 
+    @property
+    def n_sequences(self) -> int:
+        """Number of rows, times the parts of the ensemble that read each."""
+        return len(self.slots) * self._parts
+
     def count_children(self, parents: Tensor) -> Tensor:
         """Return the number of these children in each slot, given their parent rows, (slots,)."""
         return torch.bincount(self.slots[parents], minlength=self._n_slots)

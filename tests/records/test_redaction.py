@@ -86,7 +86,6 @@ def jsonl(path: Path, rows: Sequence[object]) -> None:
 def odd(folder: Path) -> None:
     """Data that is refused, each with a planted string near what is wrong with it."""
     good = {"prefix": ODD, "suffix": ODD}
-    jsonl(folder / "null.jsonl", [good, {"prefix": ODD, "suffix": None}])
     jsonl(folder / "number.jsonl", [good, {"prefix": ODD, "suffix": {ODD: 7}}])
     jsonl(folder / "repeats.jsonl", [{**good, "repeats": ODD}])
     jsonl(folder / "surrogate.jsonl", [{"prefix": ODD, "suffix": f"{ODD}\ud83d"}])
@@ -345,7 +344,6 @@ def test_an_unexpected_error_says_where_and_not_what(
     "name",
     [
         *(
-            "null.jsonl",
             "number.jsonl",
             "repeats.jsonl",
             "surrogate.jsonl",
