@@ -30,6 +30,17 @@ _STEP = 256  # compressed bytes to read at once, as what follows may be of anoth
 _LAST = 16  # bytes of a stream to read at once, as the last ones may be lost
 _RUN = 64  # least characters of a text in base64 or in hexadecimal
 _BASE64 = re.compile(rb"[\w+/-]{64,}(?:(?:\\[rn]|\s)+[\w+/-]+)*")
+_DIGITS = string.digits.encode()
+_NUMBERS = 47  # least characters of 16 numbers of two digits
+_NUMBER = re.compile(rb"-?\d+")
+_KEY = re.compile(rb"['\"]\d+\\*['\"]\s*:")
+_OF_NUMBERS = _DIGITS + b"-,:'\"\\rn \r\n\t"
+_IS_NUMBERS = bytes.maketrans(_OF_NUMBERS + b"\1", b"\1" * len(_OF_NUMBERS) + b"\0")
+_MARKED_RUN = re.compile(b"\1+")
+# Numbers of bytes, with or without a sign.
+_BYTES = {str(number).encode(): bytes([number % 256]) for number in range(-128, 256)}
+# Each byte follows the mark of its type: pickle's K, UBJSON's i and U.
+_TYPED = re.compile(rb"[KUi].[KUi].[KUi].(?:[KUi].){13,}", re.DOTALL)
 _LINE_BREAKS = re.compile(rb"\\[rn]|\s")
 _HEXADECIMAL = re.compile(rb"[0-9a-fA-F]{64,}")
 _ALPHABET = (string.ascii_letters + string.digits).encode()
@@ -101,6 +112,12 @@ def _decode_byte(match: re.Match[bytes]) -> bytes:
     return bytes.fromhex(match[1].decode())
 
 
+def _drop_marks(match: re.Match[bytes]) -> bytes:
+    return match[0][1::2]
+
+
+# CBOR and MessagePack write a mark before each byte of a letter beyond ASCII in a list of bytes.
+_MARKED = re.compile(rb"[\x18\xcc][\xc2-\xf4](?:[\x18\xcc][\x80-\xbf])+")
 # The first byte of each escape or markup, its pattern, and its text.
 _ESCAPES: tuple[tuple[bytes, re.Pattern[bytes], Callable[[re.Match[bytes]], bytes] | bytes], ...]
 _ESCAPES = (
@@ -109,10 +126,12 @@ _ESCAPES = (
     (b"%", re.compile(rb"%([0-9a-fA-F]{2})"), _decode_byte),
     (b"=", re.compile(rb"=([0-9a-fA-F]{2})"), _decode_byte),
     (b"<", re.compile(rb"</?[a-zA-Z!][^<>\x00-\x08]{0,200}>"), b""),
+    (b"\\", re.compile(rb"\\\\*x([0-9a-fA-F]{2})"), _decode_byte),
     (b"\\", re.compile(rb"\\\\*[nrtbf]"), b""),
+    (b"\x18", _MARKED, _drop_marks),
+    (b"\xcc", _MARKED, _drop_marks),
 )
 _LOWER = bytes(range(256)).lower()
-_DIGITS = string.digits.encode()
 _OTHERS = bytes(range(128)).translate(None, _ALPHABET)
 
 
@@ -143,8 +162,8 @@ def decode_parts(
 ) -> Iterator[tuple[str, bytes, bool]]:
     """Yield (encoding, decoded bytes, is cut) of the parts in another encoding.
 
-    The encodings are base64, hexadecimal, zlib, gzip, bzip2, xz and zstd. A part is cut if its
-    stream breaks off after more than `OVERLAP` bytes.
+    The encodings are base64, hexadecimal, lists of numbers of bytes, zlib, gzip, bzip2, xz and
+    zstd. A part is cut if its stream breaks off after more than `OVERLAP` bytes.
 
     path, first: the file with the content, and the offset of the content in the file, where a
         stream may go on after the content; depth: how many encodings are undone if one is within
@@ -153,7 +172,8 @@ def decode_parts(
     with path.open("rb") if path else io.BytesIO(content) as source:
         decompressed = _decompress(content, source, first)
         by_zstd = _decompress_zstd(content, path, first)
-        for name, part, is_cut in chain(decompressed, by_zstd, _decode_base64(content)):
+        as_text = chain(_decode_base64(content), _decode_numbers(content))
+        for name, part, is_cut in chain(decompressed, by_zstd, as_text):
             yield name, part, is_cut
             if depth > 1:
                 for inner_name, inner, inner_is_cut in decode_parts(part, depth=depth - 1):
@@ -235,3 +255,19 @@ def _decode_base64(content: bytes) -> Iterator[tuple[str, bytes, bool]]:
         for shift in range(4):
             n_characters = (len(run) - shift) // 4 * 4
             yield "base64", base64.b64decode(run[shift : shift + n_characters]), False
+
+
+def _decode_numbers(content: bytes) -> Iterator[tuple[str, bytes, bool]]:
+    """Decode lists of byte values, as `decode_parts` yields parts; numbers of no byte become 0."""
+    marked = content.translate(_IS_NUMBERS)
+    start = 0
+    while (start := marked.find(b"\1" * _NUMBERS, start)) >= 0:
+        # A key is the position in the list, as JavaScript writes typed arrays.
+        run = _MARKED_RUN.match(marked, start)
+        assert run is not None
+        numbers = _NUMBER.findall(_KEY.sub(b"", content[start : run.end()]))
+        start = run.end()
+        if len(numbers) >= 16:
+            yield "numbers", b"".join(_BYTES.get(number, b"\0") for number in numbers), False
+    for match in _TYPED.finditer(content):
+        yield "numbers", match[0][1::2], False

@@ -70,13 +70,14 @@ def test_texts_inside_records_and_lists_are_read(tmp_path: Path) -> None:
     assert len(in_rows.leftovers) == 6 and in_rows.n_control_seen == in_rows.n_control == 54
 
 
-@pytest.mark.parametrize("kind", ["binary", "map", "union", "run ends"])
+@pytest.mark.parametrize("kind", ["binary", "numbers", "map", "union", "run ends"])
 def test_texts_in_bytes_maps_and_unions_are_read(tmp_path: Path, kind: str) -> None:
     rows = make_rows(60)
     deleted, kept = split_rows(rows, 6)
     gone = [row["text"] for row in deleted]
     columns = {
         "binary": pyarrow.array([text.encode() for text in gone]),
+        "numbers": pyarrow.array([list(text.encode()) for text in gone]),
         "map": pyarrow.array([[("note", text)] for text in gone], pyarrow.map_(*TEXTS)),
         "union": pyarrow.UnionArray.from_sparse(
             pyarrow.array([1] * 6, pyarrow.int8()), [pyarrow.array([0] * 6), pyarrow.array(gone)]

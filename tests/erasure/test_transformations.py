@@ -8,6 +8,7 @@ import gzip
 import html
 import json
 import lzma
+import pickle
 import quopri
 import random
 import re
@@ -98,6 +99,21 @@ TRANSFORMATIONS: dict[str, Write] = {
     "bzip2": lambda text: bz2.compress(text.encode()),
     "xz": lambda text: lzma.compress(text.encode()),
     "zstd": lambda text: compress_zstd(text.encode()),
+    "Python bytes": lambda text: str(text.encode()),
+    "numbers": lambda text: json.dumps(list(text.encode())),
+    "numbers, lines": lambda text: json.dumps(list(text.encode()), indent=1),
+    "numbers in JSON text": lambda text: json.dumps(json.dumps(list(text.encode()), indent=1)),
+    "numbers with signs": lambda text: str([(n + 128) % 256 - 128 for n in text.encode()]),
+    "numbers by position": lambda text: json.dumps(dict(enumerate(text.encode()))),
+    "numbers in YAML": lambda text: "".join(f"- {number}\n" for number in text.encode()),
+    "numbers, blanks": lambda text: " ".join(map(str, text.encode())),
+    "numbers of gzip": lambda text: json.dumps(list(gzip.compress(text.encode()))),
+    "pickled numbers": lambda text: pickle.dumps(list(text.encode()), 4),
+    "UBJSON": lambda text: b"".join(b"i%c" % n if n < 128 else b"U%c" % n for n in text.encode()),
+    "CBOR": lambda text: b"".join(b"\x18%c" % n if n > 23 else b"%c" % n for n in text.encode()),
+    "MessagePack": lambda text: b"".join(
+        b"\xcc%c" % n if n > 127 else b"%c" % n for n in text.encode()
+    ),
     "base64 of gzip": lambda text: base64.b64encode(gzip.compress(text.encode())),
 }
 

@@ -216,6 +216,10 @@ def _read_lists(place: str, lists: pyarrow.Array) -> Iterator[Piece]:
     if not (pyarrow.types.is_floating(kind) or pyarrow.types.is_integer(kind)):
         yield from _read_column(place, lists.flatten())
         return
+    if pyarrow.types.is_integer(kind):
+        numbers = lists.flatten().drop_null().to_numpy()
+        if len(numbers) and numbers.min() >= -128 and numbers.max() < 256:
+            yield Piece(place, (numbers & 0xFF).astype(np.uint8).tobytes())
     lengths = compute.list_value_length(lists).unique()
     if len(lengths) == 1 and lengths[0].as_py():  # rows of one length are vectors
         flat = lists.flatten().to_numpy(zero_copy_only=False)
