@@ -49,6 +49,7 @@ Served = Literal["slots", "cache", "recompute"]
 
 # Parameter names of the cache in model families.
 _WEIGHTS_PER_STATES = 2  # bytes of weights for each byte of states in a bounded cache
+_LEAST_BYTES = 2**26  # of states in a bounded cache, if the weights are small
 _BATCH_BYTES = 2**27  # of log-probabilities, if hidden states are cached for a while only
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
@@ -137,8 +138,8 @@ class HuggingFaceModel(LanguageModel):
 
         Args:
             recent_bytes: see `HiddenStateCache`.
-            bounded: whether the states take at most half the memory of the weights (or this share
-                of it), and recent log-probabilities none.
+            bounded: whether the states take at most half the memory of the weights, or 64 MiB if
+                that is more (or this share of either), and recent log-probabilities none.
         """
         if self.activation:  # its effect on the beginning of a text depends on later tokens
             return
@@ -146,7 +147,7 @@ class HuggingFaceModel(LanguageModel):
         if bounded:
             recent_bytes = 0
             n_bytes = sum(weight.nbytes for weight in self.model.parameters())
-            max_bytes = int(bounded * n_bytes) // _WEIGHTS_PER_STATES
+            max_bytes = int(bounded * max(n_bytes // _WEIGHTS_PER_STATES, _LEAST_BYTES))
         self.seen = make_hidden_state_cache(self, recent_bytes, max_bytes)
 
     @contextmanager

@@ -44,7 +44,7 @@ from auditor.core.secret_table import SecretTable, build_secret_table
 from auditor.engines import ray_engine
 from auditor.engines.engine import Engine, Work
 from auditor.engines.ray_engine import AS_NICE, RayEngine, _find_raylet_process_ids
-from auditor.models import huggingface, loading, self_check
+from auditor.models import loading, self_check
 from auditor.models.huggingface import HuggingFaceModel, traffic
 from auditor.records.folder import RunFolder
 from auditor.runs import run, targets, training
@@ -633,7 +633,6 @@ def test_workers_read_all_texts_with_models_served_as_in_the_run(
     """Greedy recall, perplexity and true tokens too; the run itself queries no model."""
     command = [*own, "--attack", "perplexity", "--attack", "membership", "--setting", "white-box"]
     command += ["-A", "membership.score=min_k_plus"]
-    monkeypatch.setattr(huggingface, "_WEIGHTS_PER_STATES", 1e-3)  # so that all texts fit
     traffic.tokens = 0
     check_command(*command, "-o", tmp_path / "near")
     n_near, traffic.tokens = traffic.tokens, 0

@@ -60,6 +60,7 @@ def use_cache_of_positions(monkeypatch: pytest.MonkeyPatch, model: HuggingFaceMo
     n_bytes = n * (weight.shape[-1] * weight.itemsize + 8)  # a token id of the key has 8 bytes
     n_weights = sum(weight.nbytes for weight in model.model.parameters())
     monkeypatch.setattr(huggingface, "_WEIGHTS_PER_STATES", n_weights / (n_bytes + 1))
+    monkeypatch.setattr(huggingface, "_LEAST_BYTES", 0)
     return n_bytes
 
 

@@ -235,10 +235,10 @@ def test_a_run_reads_each_record_once(
         run_audit(plan_audit(Site(plan)), folder)
         return traffic.tokens - before, numbers_of_each_record(tmp_path / name)
 
-    monkeypatch.setattr(huggingface, "_WEIGHTS_PER_STATES", 1e-3)
     n_tokens, numbers = run_audit_again("once")
     assert n_tokens <= (MEMBERS + OTHERS) * (TEXT + SUFFIX - 1)  # less what all texts begin with
     monkeypatch.setattr(huggingface, "_WEIGHTS_PER_STATES", 1e9)
+    monkeypatch.setattr(huggingface, "_LEAST_BYTES", 0)
     n_without_room, plain = run_audit_again("without room")
     assert n_without_room > 2 * n_tokens
     assert_same_numbers(numbers, plain)
