@@ -11,7 +11,11 @@ result.to_frame()
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
+import json
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -40,7 +44,11 @@ if TYPE_CHECKING:
 # pandas' nullable types (capitalised), because a number may be missing
 _KINDS = {"text": "string", "number": "float64", "count": "Int64", "flag": "boolean"}
 _ROWS = ("data", "known", "nonmembers", "forget")
-_OF_LOADING = ("device", "dtype", "device_map", "quantise", "revision", "model_args")
+# fields about loading the attacked model, or about querying its server
+_OF_LOADING = (
+    *("device", "dtype", "device_map", "quantise", "revision", "model_args"),
+    *("base", "base_url", "max_tokens_total"),
+)
 
 
 @dataclass(frozen=True, repr=False)
@@ -378,20 +386,30 @@ def _encode_rows(name: str, rows: Any) -> str:
             f"expected {name} as a path, a table or a list of dictionaries, got "
             f"{type(rows).__name__}"
         )
-    table = pd.DataFrame(rows)
+    # As objects: in a column with missing values, pandas would make floats of whole numbers.
+    table = pd.DataFrame(rows, dtype=object)
     if not table.columns.is_unique:
         raise AuditError(
             f"expected {name} with each column once, got {len(table.columns)} columns, some with "
             "the same name"
         )
+    records = table.where(table.notna(), None).to_dict("records")
     try:
-        # pandas writes NaN as null, and whole numbers in a column with missing values as floats:
-        # 1.0.
-        return str(table.to_json(orient="records", lines=True))
-    except (ValueError, OverflowError, TypeError):
+        lines = [json.dumps(row, default=_encode_cell, allow_nan=False) for row in records]
+    except (ValueError, TypeError):
         raise AuditError(
             f"expected {name} as text and numbers, got a column that JSON cannot hold"
         ) from None
+    return "\n".join(lines)
+
+
+def _encode_cell(value: Any) -> Any:
+    """Return a value that JSON lacks as a list or a text. Raise TypeError for other objects."""
+    if hasattr(value, "tolist"):  # arrays and numbers of numpy
+        return value.tolist()
+    if isinstance(value, datetime.date | datetime.time | decimal.Decimal | uuid.UUID):
+        return str(value)
+    raise TypeError
 
 
 def _split_plugin_arguments(

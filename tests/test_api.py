@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 import re
 import subprocess
@@ -21,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import auditor
 from auditor import audit, load_run
+from auditor.api import _encode_rows
 from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.core.errors import AuditError
 from auditor.models.base import LanguageModel
@@ -206,6 +208,9 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
         ),
         ({"device": "cuda:7"}, "expected no device with a live model"),
         ({"revision": "main"}, "expected no revision with a live model"),
+        ({"base": "./base"}, "expected no base with a live model"),
+        ({"base_url": "http://localhost:1/v1"}, "expected no base_url with a live model"),
+        ({"max_tokens_total": 3}, "expected no max_tokens_total with a live model"),
         (
             {"data": pd.DataFrame([[1, 2]], columns=["text", "text"])},
             "expected data with each column once",
@@ -225,6 +230,19 @@ def test_what_is_refused_leaves_nothing(
     with pytest.raises(AuditError, match=said):
         audit(model, tokenizer, **{"data": ROWS, **ASKED, "out": tmp_path / "run", **arguments})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("make", [list, pd.DataFrame])
+def test_rows_in_memory_keep_their_values(make: Any) -> None:
+    rows = [
+        {"text": "a", "user": 7, "arguments": {"latitude": 52.52000659999999}},
+        {"text": "b", "user": None, "arguments": {"day": datetime.date(2021, 1, 31)}},
+    ]
+    read = [json.loads(line) for line in _encode_rows("data", make(rows)).splitlines()]
+    assert read[0]["arguments"] == {"latitude": 52.52000659999999}
+    assert read[1]["arguments"] == {"day": "2021-01-31"} and read[1]["user"] is None
+    whole = read[0]["user"]
+    assert whole == 7 and (make is pd.DataFrame or isinstance(whole, int))
 
 
 def test_an_adapter_and_its_base_are_not_two_models(folder: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import os
 import re
 import secrets as randomness
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ from auditor.core.result import Finding
 from auditor.core.secret_table import STRINGS, SecretTable, build_secret_table
 
 SALT = "AUDIT_SALT"
+CANARIES = "canary_texts"  # field of `secrets.json`: the digest of all canaries' texts
 _SHORTEST = 16  # characters of a salt: a shorter salt could be guessed from its fingerprint
 
 
@@ -111,9 +112,14 @@ def alias_training_record(tokens: Tokens, salt: bytes) -> str:
     return f"r{_digest_alias(salt, json.dumps(tokens))[:12]}"
 
 
+def digest_canary_texts(text_by_id: Mapping[str, str], salt: bytes) -> str:
+    """Return a digest by which two lists of canaries can be compared, but no text guessed."""
+    return _digest_alias(salt, json.dumps({"canaries": dict(sorted(text_by_id.items()))}))
+
+
 def _digest_alias(salt: bytes, text: str) -> str:
-    # Two lists, a list of strings, a list of numbers, or a word: the input shows its kind, so no
-    # digest serves two kinds.
+    # Two lists, a list of strings, a list of numbers, an object, or a word: the input shows its
+    # kind, so no digest serves two kinds.
     return hmac.new(salt, text.encode(), "sha256").hexdigest()
 
 

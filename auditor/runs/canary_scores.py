@@ -13,6 +13,7 @@ from auditor.benchmarks.canaries import manifests
 from auditor.benchmarks.canaries.exposure_canaries import ExposureCanaryManifest
 from auditor.conclusions.leak_readings import CANARIES
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import read_json_object
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
 from auditor.models.loading import load_causal_lm
@@ -21,7 +22,8 @@ from auditor.plugins.options import build_plugin
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.trainer import read_recorded_prefix
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.records import result_file, table
+from auditor.records import aliases, result_file, table
+from auditor.records.attacked_secrets import SECRETS
 from auditor.reports import phrases
 from auditor.runs.plan import parse_one_plugin_options
 from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
@@ -123,12 +125,13 @@ def _read_run_scores(manifest: ExposureCanaryManifest, folder: Path) -> list[Tar
     result = result_file.read_result(folder)
     observations = table.read_probe_observations(folder)
     counts = {entry.id: entry.count for entry in manifest.canaries}
+    has_other_texts = _has_other_canary_texts(manifest, folder)
     scores = []
     for finding in result.findings:
         if finding.attack not in result.list_measuring_methods(_MEASURED) or finding.not_applicable:
             continue
         values_by_id = observations.get(finding.cell_key, {})
-        if set(values_by_id) != set(counts):
+        if has_other_texts or set(values_by_id) != set(counts):
             raise AuditError(
                 f"expected the canaries of this manifest in {str(folder)!r}, but the run measured "
                 "others"
@@ -144,3 +147,16 @@ def _read_run_scores(manifest: ExposureCanaryManifest, folder: Path) -> list[Tar
             f"{probe}"
         )
     return scores
+
+
+def _has_other_canary_texts(manifest: ExposureCanaryManifest, folder: Path) -> bool:
+    """Return whether the run's canaries differ from those of the manifest, as far as is known.
+
+    A run with a different salt, or of an older version of this program, tells only its ids.
+    """
+    facts = read_json_object(folder / SECRETS, "the secrets of a run")
+    salt = aliases.load_alias_salt()
+    if aliases.CANARIES not in facts or facts["salt"] != aliases.salt_fingerprint(salt):
+        return False
+    texts = {entry.id: entry.text for entry in manifest.canaries}
+    return bool(facts[aliases.CANARIES] != aliases.digest_canary_texts(texts, salt))

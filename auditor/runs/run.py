@@ -174,13 +174,16 @@ def _measure_audit(
     collector = PerSecretCollector(folder)
     # Do not count while preparing: a check counts only the secrets queried so far.
     benchmark.notes += audit.personal_data_of_secrets.notes
-    folder.save_secret_attributes(
-        secret_details.build_attribute_columns(
-            benchmark.subjects,
-            aliases.salt_fingerprint(aliases.load_alias_salt()),
-            {canary.id for canary in benchmark.canaries},
-        )
+    salt = aliases.load_alias_salt()
+    facts = secret_details.build_attribute_columns(
+        benchmark.subjects,
+        aliases.salt_fingerprint(salt),
+        {canary.id for canary in benchmark.canaries},
     )
+    texts = {secret.id: secret.canary.text for secret in benchmark.canaries if secret.canary}
+    if texts:
+        facts[aliases.CANARIES] = aliases.digest_canary_texts(texts, salt)
+    folder.save_secret_attributes(facts)
     _prepare_engine(audit, targets, engine)
     records = list[TargetRecord]()
     findings = list[Finding]()

@@ -93,7 +93,8 @@ class Site(SiteModels):
     @cached_property
     def subject(self) -> dict[str, Any]:
         """Plan values that decide the attacked model and the secrets, which such runs may share."""
-        subject = self.plan.model_and_secrets_fields
+        # A plug-in may need float32, which `auto` then means.
+        subject = {**self.plan.model_and_secrets_fields, "dtype": self.loading.dtype}
         if self.recipe is not None:
             # The lab splits its data by its own seed, not by the seed of the run. The recipe
             # depends on the attacks too.

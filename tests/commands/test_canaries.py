@@ -118,6 +118,20 @@ def test_a_run_says_the_same_as_the_score(inputs: Path, finished: Path, capsys: 
     assert undefended["title"] == "Exposure on Undefended, white-box"
 
 
+def test_a_run_has_no_scores_of_another_manifest_with_the_same_ids(
+    inputs: Path, finished: Path, tmp_path: Path, capsys: Said
+) -> None:
+    made = ["--format", "My ID is {digits:3}", "--counts", "1,12", "--each", "2", "--controls", "2"]
+    check_command("canaries", "make", *made, "--seed", "1", "-o", f"{tmp_path}/other.json")
+    ids = [
+        [entry["id"] for entry in json.loads(path.read_text())["canaries"]]
+        for path in (inputs / "canaries.json", tmp_path / "other.json")
+    ]
+    assert ids[0] == ids[1]
+    check_command("canaries", "score", f"{tmp_path}/other.json", finished, code=2)
+    assert "the run measured others" in capsys.readouterr().err
+
+
 def test_ids_and_numbers_only(inputs: Path, finished: Path, capsys: Said) -> None:
     texts = [
         entry["text"] for entry in json.loads((inputs / "canaries.json").read_text())["canaries"]

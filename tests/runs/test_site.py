@@ -6,10 +6,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from auditor.attacks.membership import Membership
 from auditor.core.nouns import CellKey, Claim, Pair, Secret
@@ -25,7 +26,7 @@ from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.selection import select_plugins
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
-from tests.conftest import tiny
+from tests.conftest import save_tiny, tiny
 
 
 class Held(Benchmark):
@@ -227,3 +228,26 @@ def test_models_of_one_audit_run_in_one_precision_and_in_float32_where_that_is_a
     assert dtypes(model=few, reference=exact) == [torch.bfloat16] * 2
     assert dtypes(model=exact, reference=few) == [torch.float32] * 2
     assert dtypes(model=few, defense=["int8"]) == [torch.float32]
+
+
+def test_runs_of_a_sweep_share_no_numbers_of_another_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    save_tiny(tmp_path / "model")
+    exact = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    exact.to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    for name in ("data", "nonmembers"):
+        rows = [{"prefix": f"{name} {i} of ", "suffix": f"{i * 7} 8"} for i in range(12)]
+        pd.DataFrame(rows).to_json(tmp_path / f"{name}.jsonl", orient="records", lines=True)
+
+    def perplexity(shared: SweepCache, name: str, *defenses: str) -> Any:
+        files = {key: f"{tmp_path}/{key}.jsonl" for key in ("data", "nonmembers")}
+        asked = plan(model=f"{tmp_path}/model", defense=list(defenses), **files)
+        folder = RunFolder.create(tmp_path / name, name, asked.to_json())
+        return run_audit(plan_audit(Site(asked, shared=shared)), folder).targets[0].perplexity
+
+    shared = SweepCache()
+    perplexity(shared, "bfloat16")
+    again = perplexity(shared, "float32", "int8")
+    assert again == perplexity(SweepCache(), "alone", "int8")
