@@ -221,7 +221,10 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
         base["seeds"] = plan.parse_seed_ranges(grid_flags.seeds)
     values = options.collect_plan_values(flags, base)
     if any(name in base for name in plan.GRID):
-        return plan.expand_plan_grid(plan.merge_plan_values(base, values))
+        raw = plan.merge_plan_values(base, values)
+        points = plan.expand_plan_grid(raw)
+        plan.refuse_flags_without_effect(raw, values)
+        return points
     return plan.make_plan(base, {**values, "command": console.get_command_line()})
 
 

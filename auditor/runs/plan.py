@@ -255,6 +255,34 @@ def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     return points
 
 
+def refuse_flags_without_effect(raw: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Raise AuditError for a flag whose value a sweep or a variant replaces.
+
+    `raw` is a plan that `expand_plan_grid` accepts, and `flags` the plan fields set by flags.
+    """
+    replaced = set(raw.get("sweep", {}))
+    for variant in raw.get("variant", []):
+        replaced |= _list_value_names(variant) | set(variant.get("sweep", {}))
+    for name in sorted(_list_value_names(flags) & replaced):
+        raise AuditError(
+            f"expected no flag for {name}, which a sweep or a variant of the plan file sets"
+        )
+
+
+def _list_value_names(fields: Mapping[str, Any]) -> set[str]:
+    """Return the names of plan values as a sweep writes them, such as `ethicist.samples`."""
+    names = set()
+    for name, value in fields.items():
+        if name in _TABLES:
+            names |= {f"{name}.{key}" for key in value}
+        elif isinstance(value, Mapping) and name != "sweep":
+            for plugin, options in value.items():
+                names |= {f"{plugin}.{option}" for option in options}
+        else:
+            names.add(name)
+    return names
+
+
 def _build_point_plan(base: Values, overrides: Values, at: Values, seed: int) -> Values:
     plan = merge_raw_plans(base, overrides)
     for key, value in at.items():

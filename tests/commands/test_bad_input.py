@@ -452,6 +452,7 @@ OPTIONS = [
         for v in ("", "a", "=1", "seed=1,2", "lab_recipe.batch=1:2:1e-9", "lab_recipe.batch=-1,0")
     ),
     ["run", "--sweep", "lab_recipe.batch=1:9999:1", "--seeds", "0-99"],
+    ["run", "--sweep", "ethicist.samples=1,10", "-A", "ethicist.samples=5"],
     *(
         ["run", flag, "0"]
         for flag in ("--limit", "--samples", "--known-limit", "--prefix-length", "--suffix-length")

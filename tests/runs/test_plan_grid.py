@@ -12,6 +12,7 @@ from auditor.runs.plan import (
     merge_raw_plans,
     parse_seed_ranges,
     parse_sweep_flags,
+    refuse_flags_without_effect,
 )
 
 
@@ -152,6 +153,32 @@ def test_tables_are_merged_and_lists_replaced() -> None:
 def test_nothing_is_ignored_in_silence(raw: dict[str, Any], message: str) -> None:
     with pytest.raises(AuditError, match=message):
         expand_plan_grid(raw)
+
+
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ({"samples": 5}, "samples"),
+        ({"limit": 3}, "limit"),
+        ({"attack_options": {"ethicist": {"alpha": 1.0}}}, "ethicist.alpha"),
+        ({"model_args": {"attn": "eager"}}, "model_args.attn"),
+        ({"attack_options": {"ethicist": {"epochs": 1}}}, ""),
+        ({"known_limit": 5, "model_args": {"other": "x"}}, ""),
+    ],
+)
+def test_a_flag_that_a_grid_replaces_is_refused(flags: dict[str, Any], name: str) -> None:
+    file = {
+        "sweep": {"samples": [1, 10]},
+        "variant": [
+            {"name": "a", "attack_options": {"ethicist": {"alpha": 0}}},
+            {"name": "b", "limit": 20, "sweep": {"model_args.attn": ["x", "y"]}},
+        ],
+    }
+    if not name:
+        refuse_flags_without_effect(file, flags)
+        return
+    with pytest.raises(AuditError, match=f"expected no flag for {name}, which a sweep"):
+        refuse_flags_without_effect(file, flags)
 
 
 def test_long_and_colliding_names_keep_folders_of_their_own() -> None:
