@@ -32,7 +32,7 @@ from auditor.gate import policy
 from auditor.gate.compare import compare_finished_runs
 from auditor.gate.rulings import Decision
 from auditor.records import table
-from auditor.reports import escaping, export, files, verdict
+from auditor.reports import escaping, export, files, phrases, verdict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,16 +126,17 @@ class FinishedRun:
         disk.replace_atomically(destination, forms[destination.suffix].read_bytes())
         return destination
 
+    @property
+    def _headline(self) -> str:
+        return verdict.write_verdict_headline(phrases.make_result_printable(self.result))
+
     def __repr__(self) -> str:
-        headline = escaping.make_printable_line(verdict.write_verdict_headline(self.result))
-        return f"<audit {self.folder}: {headline}>"
+        return f"<audit {self.folder}: {escaping.make_printable_line(self._headline)}>"
 
     def _repr_html_(self) -> str:
         # pandas escapes the cells itself
         table = self.to_frame().to_html(max_rows=40, notebook=True)
-        return (
-            f"<p>{escaping.escape_for_html(verdict.write_verdict_headline(self.result))}</p>{table}"
-        )
+        return f"<p>{escaping.escape_for_html(self._headline)}</p>{table}"
 
 
 def load_run(folder: str | Path) -> FinishedRun:

@@ -147,7 +147,7 @@ def _build_attacked_records_blocks(material: ReportMaterial) -> Iterator[Block]:
     )
     yield Paragraph(n.description)
     yield FactList("", tuple(filter(itemgetter(1), facts)))
-    yield _build_greedy_recall_table(n)
+    yield _build_greedy_recall_table(n, phrases.title_target(result, UNDEFENDED))
     yield Bullets(n.notes)
 
 
@@ -162,7 +162,7 @@ def _format_near_duplicates(n: BenchmarkRecord) -> str:
     )
 
 
-def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
+def _build_greedy_recall_table(n: BenchmarkRecord, target: str) -> Table:
     names = sorted({**n.repeats, **n.greedy_recall}, key=phrases.key_repeats)
     rows = []
     for name in names:
@@ -171,7 +171,7 @@ def _build_greedy_recall_table(n: BenchmarkRecord) -> Table:
         rows.append((name, members if recall is None else phrases.format_share(recall)))
     caption, column = "Members by copies in the data", "Members"
     if n.greedy_recall:
-        caption = "Members that greedy decoding extracts, by copies in the data; undefended model"
+        caption = f"Members that greedy decoding extracts, by copies in the data ({target})"
         column = "Recall"
     return make_table("greedy-table", caption, ("Copies", column), rows, {1})
 

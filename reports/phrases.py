@@ -10,11 +10,13 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from auditor.core.counts import format_count
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim
+from auditor.core.plan_parts import name_deployed_form
 from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement, TargetRecord
 from auditor.reports.escaping import make_printable_line
 from auditor.statistics import compare, metrics
@@ -28,6 +30,10 @@ SETTINGS = {
     "tokens assume.",
     "white-box": "White-box: gradients, log-probabilities and the attack's own decoding too.",
 }
+MOST_OF_NAME = 80  # characters of a model's name
+# Names of the lab's models, by benchmark.
+LAB_MODELS = {"lab": "Built-in lab model", "lab-smollm2": "Lab's SmolLM2-135M-Instruct"}
+_UNDEFENDED_TITLE = "Undefended"
 _TINY = 1e-4
 _SUFFIX_LENGTHS = re.compile(r"suffixes of \d+ to \d+ tokens")
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}
@@ -38,10 +44,48 @@ _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "re
 
 
 def make_result_printable(result: AuditResult) -> AuditResult:
-    """Return the result with all strings cleaned, so that renderers need not clean them."""
+    """Return the result with all strings cleaned, so that renderers need not clean them.
+
+    If the run has a single model, its title becomes the model's name.
+    """
     # Use JSON, which reaches each string in any record.
     cleaned_result: AuditResult = from_json(AuditResult, _make_strings_printable(to_json(result)))
-    return cleaned_result
+    return _title_only_model(cleaned_result)
+
+
+def _title_only_model(result: AuditResult) -> AuditResult:
+    """Return the result with the model's name in place of "Undefended", if no defense was audited.
+
+    Deployed forms of the model are no defenses. The record of a model in memory has its class name.
+    """
+    titles = {target.name: target.title for target in result.targets}
+    for form in result.plan.get("forms", ()):
+        titles.pop(name_deployed_form(form), None)
+    name = LAB_MODELS.get(result.benchmark.name, "")
+    if model := result.plan.get("model"):
+        name = shorten_model_name(str(model))
+    if list(titles.values()) != [_UNDEFENDED_TITLE] or not name:
+        return result
+    targets = []
+    for target in result.targets:
+        if target.title == _UNDEFENDED_TITLE:
+            doubts = []
+            for doubt in target.doubts:
+                # A doubt about this model begins with its title.
+                sentence = doubt.sentence.replace(f"{_UNDEFENDED_TITLE}:", f"{name}:", 1)
+                doubts.append(replace(doubt, sentence=sentence))
+            target = replace(target, title=name, doubts=tuple(doubts))
+        targets.append(target)
+    return replace(result, targets=tuple(targets))
+
+
+def shorten_model_name(name: str) -> str:
+    """Return a hub id in full, or the last two parts of a path, which identify the model."""
+    parts = []
+    for part in name.replace("\\", "/").split("/"):
+        if part not in ("", "."):
+            parts.append(part)
+    return shorten("/".join(parts[-2:]) or name, MOST_OF_NAME)
 
 
 # Most keys are field names, which recur in every record.

@@ -91,8 +91,8 @@ def build_secret_list(
     )
     if n_shown < n_known:
         notes.append(
-            f"The token view shows the {n_shown:,} secrets that the undefended model gives away "
-            f"most, of {n_known:,}; secrets.parquet has all."
+            f"The token view shows the {n_shown:,} secrets that the first model gives away most, "
+            f"of {n_known:,}; secrets.parquet has all."
         )
     first = 0
     if best in measured[: len(rows)]:

@@ -7,7 +7,7 @@ from datetime import datetime
 from auditor.core.result import AuditResult
 from auditor.reports import phrases
 
-_MOST = 80  # characters of a name: the line is a heading
+_MOST = phrases.MOST_OF_NAME
 
 
 def audit_subject_line(result: AuditResult) -> str:
@@ -34,23 +34,20 @@ def format_model(result: AuditResult) -> str:
     if "model" in objects:
         return phrases.shorten(f"a model given in Python ({objects['model']})", _MOST)
     if model is None:
-        if result.benchmark.name == "lab":
-            lab_model = "the built-in lab model"
-        else:
-            lab_model = "the lab's SmolLM2-135M-Instruct"
+        name = phrases.LAB_MODELS.get(result.benchmark.name)
+        if name is None:
+            return "a model that this record does not name"
         if method := (result.plan.get("mitigation") or {}).get("method"):
-            lab_model += f" trained by {method}"
-        if result.benchmark.is_of_builtin_lab:
-            return lab_model
-        return "a model that this record does not name"
+            name += f" trained by {method}"
+        return f"the {phrases.lower_first(name)}"
     revision = result.plan.get("revision")
     base = result.base or result.plan.get("base")
     more = [f"revision {revision}"] if revision else []
     if base:
-        more.append(f"adapter on {_shorten_model_name(str(base))}")
+        more.append(f"adapter on {phrases.shorten_model_name(str(base))}")
     elif "model/adapter_config.json" in result.weights:
         more.append("an adapter")
-    return _shorten_model_name(str(model)) + (
+    return phrases.shorten_model_name(str(model)) + (
         f" ({phrases.shorten('; '.join(more), _MOST)})" if more else ""
     )
 
@@ -65,14 +62,5 @@ def _format_data(result: AuditResult) -> str:
     names = []
     for source in (data, canaries):
         if source:
-            names.append(_shorten_model_name(str(source)))
+            names.append(phrases.shorten_model_name(str(source)))
     return f"records of {' and '.join(names) or phrases.shorten(result.benchmark.name, _MOST)}"
-
-
-def _shorten_model_name(name: str) -> str:
-    """Return a hub id in full, or the last two parts of a path, which identify the model."""
-    parts = []
-    for part in name.replace("\\", "/").split("/"):
-        if part not in ("", "."):
-            parts.append(part)
-    return phrases.shorten("/".join(parts[-2:]) or name, _MOST)

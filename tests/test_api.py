@@ -190,6 +190,7 @@ def test_tables_gate_and_report_of_a_finished_run(folder: Path, tmp_path: Path) 
     ).read_text().startswith("#")
     assert "<table" in again._repr_html_() and "perplexity" in again._repr_html_()
     assert str(tmp_path / "run") in repr(again)
+    assert "in memory: " in repr(again) and "Undefended" not in again._repr_html_()
 
 
 @pytest.mark.parametrize(

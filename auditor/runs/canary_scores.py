@@ -123,6 +123,7 @@ def score_canaries(
 
 def _read_run_scores(manifest: ExposureCanaryManifest, folder: Path) -> list[TargetScores]:
     result = result_file.read_result(folder)
+    printable = phrases.make_result_printable(result)
     observations = table.read_probe_observations(folder)
     counts = {entry.id: entry.count for entry in manifest.canaries}
     has_other_texts = _has_other_canary_texts(manifest, folder)
@@ -138,7 +139,9 @@ def _read_run_scores(manifest: ExposureCanaryManifest, folder: Path) -> list[Tar
             )
         rows = tuple(CanaryScore(id, count, values_by_id[id]) for id, count in counts.items())
         scores.append(
-            TargetScores(f"Exposure on {phrases.title_row(result, finding)}", rows, finding.notes)
+            TargetScores(
+                f"Exposure on {phrases.title_row(printable, finding)}", rows, finding.notes
+            )
         )
     if not scores:
         probe = registry.find_method_name(_MEASURED)

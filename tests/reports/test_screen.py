@@ -262,7 +262,7 @@ def test_a_clean_run_goes_on_to_a_gate() -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
     shown = lines(result)
     assert entry(shown, "RESULT") == (
-        "Undefended: INCONCLUSIVE. No leakage seen, but 8 of 9 signals are untested."
+        "own: INCONCLUSIVE. No leakage seen, but 8 of 9 signals are untested."
     )
     assert entry(shown, "NEXT") == "audit gate runs/latest --max recall=0.05"
     assert entry(shown, "LIMITS").startswith(

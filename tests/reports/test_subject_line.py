@@ -4,12 +4,15 @@ of audit."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from auditor.core.result import AuditResult
+from auditor.core.nouns import UNDEFENDED
+from auditor.core.result import AuditResult, Doubt, TargetRecord
 from auditor.reports import html, markdown, subject_line
+from auditor.reports.screen import build_first_screen
 
 OWN: dict[str, Any] = {"model": "/home/anna/out/chat", "data": "./private/mails.jsonl"}
 
@@ -69,6 +72,32 @@ def test_of_the_lab(result: AuditResult) -> None:
         "0.1.0"
     )
     assert subject_line.audit_subject_line(replace(result, plan={})) == line
+
+
+@pytest.mark.parametrize("forms", [(), ("int4",)])
+def test_a_run_without_a_defense_calls_its_model_by_name(
+    result: AuditResult, tmp_path: Path, forms: tuple[str, ...]
+) -> None:
+    """Before: the screen and the reports of a user's only model were headed "Undefended"."""
+    doubt = Doubt("answers", "Undefended: members' true tokens are more likely.")
+    model = replace(result.targets[0], doubts=(doubt,))
+    findings = tuple(f for f in result.findings if f.target == UNDEFENDED and f.attack == "zlib")
+    targets = (model, *(TargetRecord(form, "4 bits", "") for form in forms))
+    alone = own(replace(result, targets=targets, findings=findings), {**OWN, "forms": forms})
+    for text in shown(alone, tmp_path):
+        assert "Undefended" not in text and "out/chat" in text
+    assert "out/chat: members' true tokens" in shown(alone, tmp_path)[1]
+    assert (
+        "Built-in lab model: "
+        in shown(replace(alone, plan={"forms": forms}, benchmark=result.benchmark), tmp_path)[0]
+    )
+    for text in shown(own(result, OWN), tmp_path):
+        assert "Undefended" in text
+
+
+def shown(result: AuditResult, folder: Path) -> list[str]:
+    screen = build_first_screen(result, folder).plain
+    return [screen, markdown.render_markdown_report(result), html.render_html_report(result)]
 
 
 def test_it_is_the_first_line_of_both_reports_and_the_folder_is_not(result: AuditResult) -> None:
