@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from auditor.benchmarks.data import large_tables
-from auditor.benchmarks.data.tables import (
+from auditor.benchmarks.data.json_rows import (
     describe_cell_value_type,
     parse_table_json,
     require_json_object,

@@ -28,12 +28,8 @@ from auditor.benchmarks.data.conversation_rows import (
     get_message_text,
     remove_nulls,
 )
-from auditor.benchmarks.data.tables import (
-    ABSENT,
-    RecordTable,
-    describe_cell_value_type,
-    read_record_table,
-)
+from auditor.benchmarks.data.json_rows import ABSENT, describe_cell_value_type, parse_strict_json
+from auditor.benchmarks.data.tables import RecordTable, read_record_table
 from auditor.core.arrays import Ints
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
@@ -592,9 +588,9 @@ def _parse_personal_data_marks(value: Any) -> Iterator[Mark]:
         return
     if isinstance(value, str):  # CSV contains only text
         try:
-            value = json.loads(value)
+            value = parse_strict_json(value)
         except (ValueError, RecursionError):
-            raise ValueError("text that is no JSON") from None
+            raise ValueError("text that is no JSON, or has a key twice") from None
     if not isinstance(value, dict):
         raise ValueError("no object")
     for kind, marked_texts in value.items():

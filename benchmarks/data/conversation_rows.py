@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from auditor.benchmarks.data.cut_places import count_common_beginning
-from auditor.benchmarks.data.tables import describe_cell_value_type
+from auditor.benchmarks.data.json_rows import describe_cell_value_type, parse_strict_json
 from auditor.core.plan_parts import SYSTEM, USER
 
 ASSISTANT = "assistant"
@@ -331,7 +331,7 @@ def _parse_history(history: Any) -> list[dict[str, Any]]:
     """Parse the history column (question, answer) of LLaMA-Factory's Alpaca layout to messages."""
     if isinstance(history, str) and history:
         with suppress(ValueError):  # refused below
-            history = json.loads(history)
+            history = parse_strict_json(history)
     if history and not isinstance(history, Sequence):
         history = [history]  # refused below
     turns = []
@@ -361,7 +361,7 @@ def _list_normalised_messages(messages: Any, role: str, keep_nulls: bool) -> lis
         if role:
             raise UnusableConversation(f"its {name} is neither a text nor a list but {kind}")
         if isinstance(messages, str) and _WRITTEN_MESSAGES.match(messages):
-            kind = "text that is not JSON: write lists with json.dumps, not str"
+            kind = "text that is not JSON, or has a key twice: write lists with json.dumps, not str"
         raise UnusableConversation(f"its messages are no list but {kind} ({_TURNS})")
     turns = []
     for message in messages:
@@ -414,7 +414,7 @@ def decode_messages(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     with suppress(ValueError, RecursionError):
-        if isinstance(messages := json.loads(value), list):
+        if isinstance(messages := parse_strict_json(value), list):
             return messages
     return value or None
 

@@ -24,14 +24,8 @@ from auditor.benchmarks.data.columns import (
     UnreadRows,
     hash_texts,
 )
-from auditor.benchmarks.data.tables import (
-    ABSENT,
-    FIRST,
-    find_text_columns,
-    parse_table_json,
-    require_json_object,
-    stream_csv_table_rows,
-)
+from auditor.benchmarks.data.json_rows import ABSENT, parse_table_json, require_json_object
+from auditor.benchmarks.data.tables import FIRST, find_text_columns, stream_csv_table_rows
 from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.statistics.extraction import format_copies
@@ -141,7 +135,7 @@ def stream_nonblank_lines(path: Path) -> Iterator[str]:
 
 
 def _stream_lines(path: Path, block: TableBlock) -> Iterator[str]:
-    """Yield the lines of a block, blank lines included, split as in `_stream_json_rows`."""
+    """Yield the lines of a block, blank lines included, split as in `stream_json_rows`."""
     encoding = "utf-8-sig" if block.start == 0 else "utf-8"  # of the first line
     with path.open("rb") as file:
         file.seek(block.start)

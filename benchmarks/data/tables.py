@@ -20,6 +20,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from auditor.benchmarks.data.json_rows import ABSENT, read_utf8_table_text, stream_json_rows
 from auditor.benchmarks.data.words import is_mostly_unspaced
 from auditor.core.disk import find_cache_folder, open_scratch_folder
 from auditor.core.errors import AuditError
@@ -41,7 +42,6 @@ _MEDIA = {
 }
 _LONGEST_NAME = 80  # characters of a name, a key or an address; longer values are text
 _SHORTEST_UNSPACED = 10  # characters of a text in a script without spaces
-ABSENT = object()  # a JSON object without this key
 _NO_UTF8 = "expected UTF-8 text, got something else in a file: save the files as UTF-8"
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
 _OTHER_FILES = (
@@ -194,40 +194,7 @@ def _is_text(value: str) -> bool:
     return len(value) >= _SHORTEST_UNSPACED and not value.isascii() and is_mostly_unspaced([value])
 
 
-def describe_cell_value_type(value: Any) -> str:
-    """Describe the type of a value in a table, without its content."""
-    if value is ABSENT:
-        return "nothing (the row does not have it)"
-    if isinstance(value, bool):
-        return "true or false"
-    if isinstance(value, float) and value != value:
-        return "NaN"
-    kinds: dict[type, str] = {
-        type(None): "null",
-        str: "text",
-        int: "a number",
-        float: "a number",
-        list: "a list",
-        dict: "an object",
-    }
-    return kinds.get(type(value), type(value).__name__)
-
-
 # --- CSV ---
-
-
-def _read_utf8_table_text(where: str, path: Path) -> str:
-    """Read a file as text, dropping a byte order mark.
-
-    Raise AuditError with the position of the first byte that is not UTF-8.
-    """
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:  # from None: the error holds the whole file
-        raise AuditError(
-            f"{where}: expected UTF-8 text, got something else at byte {error.start}: save the "
-            "file as UTF-8"
-        ) from None
 
 
 def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
@@ -249,7 +216,7 @@ def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
     where: how error messages start. All rows must have the same number of fields.
     """
     return list(
-        stream_csv_table_rows(where, io.StringIO(_read_utf8_table_text(where, path), newline=""))
+        stream_csv_table_rows(where, io.StringIO(read_utf8_table_text(where, path), newline=""))
     )
 
 
@@ -302,7 +269,7 @@ def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTa
 
     def add_rows() -> Iterator[dict[str, Any]]:  # no object outlives its row
         nonlocal n_rows
-        for value, _ in _stream_json_rows(where, path):
+        for value, _ in stream_json_rows(where, path):
             for name in value:
                 if name not in values_by_name:
                     values_by_name[name] = [ABSENT] * n_rows
@@ -313,55 +280,6 @@ def _read_json_table(where: str, path: Path, columns: Sequence[str]) -> RecordTa
 
     texts = find_text_columns(add_rows())
     return RecordTable(where, tuple(values_by_name), n_rows, values_by_name.__getitem__, texts)
-
-
-def _stream_json_rows(where: str, path: Path) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """Yield each JSON object and its line; None if the file is an array instead of lines."""
-    text = _read_utf8_table_text(where, path)
-    if re.match(r"\s*\[.*\]\s*\n\s*\[", text):
-        require_json_object(where, 0, [])  # raises: each line is an array
-    if text.lstrip().startswith("["):
-        for row, value in enumerate(parse_table_json(where, text, 0)):
-            yield require_json_object(where, row, value), None
-        return
-    row = 0
-    # not splitlines: a JSON text may hold U+2028, at which it would split
-    for number, line in enumerate(text.split("\n")):
-        if line.strip():
-            value = parse_table_json(where, line, number)
-            yield require_json_object(where, row, value), line
-            row += 1
-
-
-def require_json_object(where: str, row: int, value: Any) -> dict[str, Any]:
-    """Return the value; raise AuditError, with the row number, if it is not an object."""
-    if not isinstance(value, dict):
-        got = describe_cell_value_type(value)
-        raise AuditError(
-            f"{where}, row {row} (counted from 0): expected a JSON object, got {got}: write it "
-            'as {"text": ...} or {"messages": [...]}'
-        )
-    return value
-
-
-def parse_table_json(where: str, text: str, lines_before: int) -> Any:
-    """Parse a JSON text; if it is invalid, raise AuditError with the line number but not the text.
-
-    lines_before: number of lines in the file before this text.
-    """
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:  # from None: the error holds the text
-        line = lines_before + error.lineno
-        raise AuditError(
-            f"{where}, line {line}: not JSON: {error.msg} (column {error.colno}); expected an "
-            "object on each line, or one array of objects"
-        ) from None
-    except (ValueError, RecursionError):
-        line = lines_before + 1
-        raise AuditError(
-            f"{where}, line {line}: not JSON that can be read (too long or too deep)"
-        ) from None
 
 
 # --- Parquet ---
@@ -468,7 +386,7 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
                     split = split["train"]
             else:
                 _refuse_mixed_files(where, Path(name))
-                reading = _check_csv_files(where, Path(name))
+                reading = _check_folder_files(where, Path(name))
                 split = datasets.load_dataset(name, split="train", cache_dir=str(cache), **reading)
         except AuditError:
             raise
@@ -493,19 +411,23 @@ def _refuse_mixed_files(where: str, folder: Path) -> None:
         )
 
 
-def _check_csv_files(where: str, folder: Path) -> dict[str, bool]:
+def _check_folder_files(where: str, folder: Path) -> dict[str, bool]:
     """Return options by which `datasets` reads CSV in a folder as `_read_csv_table` does.
 
-    Raise AuditError for invalid CSV, which pandas would read in another way.
+    Raise AuditError for invalid CSV and for repeated keys in a JSON array, which `datasets` would
+    read in another way.
     """
     names = set()
     for path in _list_visible_files(folder):
         names.add(path.suffix)
+        place = f"{where}, file {str(path.relative_to(folder))!r}"
         if path.suffix == ".csv":
             with path.open(encoding="utf-8-sig", newline="") as lines:
-                place = f"{where}, file {str(path.relative_to(folder))!r}"
                 for _ in stream_csv_table_rows(place, lines):
                     pass
+        elif path.suffix == ".json" and path.read_bytes().lstrip().startswith(b"["):
+            for _ in stream_json_rows(place, path):
+                pass
     # Without it, texts such as NA and null would be missing values.
     return {"na_filter": False} if names & {".csv", ".tsv"} else {}
 
@@ -635,7 +557,7 @@ ChooseRows = Callable[[Sequence[str], Callable[[str], Sequence[Any]]], Sequence[
 
 
 def _rewrite_json(where: str, path: Path, choose: ChooseRows) -> str:
-    rows = list(_stream_json_rows(where, path))
+    rows = list(stream_json_rows(where, path))
     objects = [value for value, _ in rows]
     names = tuple(dict.fromkeys(chain.from_iterable(objects)))
     texts = []

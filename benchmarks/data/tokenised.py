@@ -14,7 +14,7 @@ from itertools import accumulate, groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from auditor.benchmarks.data import tables
+from auditor.benchmarks.data import json_rows, tables
 from auditor.benchmarks.data.conversation_rows import CHOSEN, UNWANTED, WANTED
 from auditor.benchmarks.data.cut_places import CutPlace
 from auditor.benchmarks.data.data_records import (
@@ -279,7 +279,7 @@ def _read_tokenised_texts(
         at = f"{title}, row {row} (counted from 0)"
         values = {}
         for name, column in columns.items():
-            if column[row] is not None and column[row] is not tables.ABSENT:
+            if column[row] is not None and column[row] is not json_rows.ABSENT:
                 values[name] = column[row]
         sides = list(_list_row_sides(at, values, learns_prompts))
         if not sides:

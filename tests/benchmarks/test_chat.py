@@ -501,7 +501,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "text": ("Who? Ann.", "its messages are no list but text (expected a JSON list"),
     "Python's lists": (
         str(messages(talk("Who?", "Ann."))),
-        "no list but text that is not JSON: write lists with json.dumps, not str (expected a JSON",
+        "no list but text that is not JSON, or has a key twice: write lists with json.dumps,",
     ),
     "columns": ({"role": ["user"], "content": ["Who?"]}, "no list but an object"),
     "words": (["Who?"], "no object"),

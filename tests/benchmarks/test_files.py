@@ -233,6 +233,21 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
             b'{"prefix": "%s", "suffix": 7320}\n',
             "row 0 (counted from 0), column 'suffix': expected text, got a n",
         ),
+        (
+            "d.jsonl",
+            b'{"text": "a"}\n{"text": "%s", "text": "b"}\n',
+            "line 2: expected each key once, got 'text' twice",
+        ),
+        (
+            "d.jsonl",
+            b'{"messages": [{"role": "user", "content": "%s", "content": "b"}]}\n',
+            "line 1: expected each key once, got 'content' twice",
+        ),
+        (
+            "d.json",
+            b'[{"text": "a", "n": [1, 2]},\n {"text": "%s", "text": "b"}]',
+            "row 1 (counted from 0): expected each key once, got 'text' twice",
+        ),
         ("d.jsonl", b'{"text": ["%s"]}\n', "column 'text': expected text, got a list"),
         ("d.json", b'{"text": {"0": "%s"}}', "text, got an object: write an object for each row"),
         (
@@ -404,6 +419,20 @@ def test_texts_that_pandas_takes_for_missing_values_stay_texts_in_a_folder(
     (tmp_path / f"train.{ending}").write_text("\n".join(lines) + "\n")
     made = build(str(tmp_path), known_fraction=0.0)
     assert [decode(secret.suffix) for secret in made.secrets] == texts
+
+
+@pytest.mark.parametrize(
+    ("ending", "place"), [("jsonl", "line 2"), ("json", "row 1 (counted from 0)")]
+)
+def test_an_object_with_a_key_twice_is_refused_in_a_folder(
+    tmp_path: Path, ending: str, place: str
+) -> None:
+    rows = ['{"text": "one two three"}', '{"text": "four five six", "text": "seven eight"}']
+    content = "\n".join(rows) if ending == "jsonl" else f"[{', '.join(rows)}]"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / f"a.{ending}").write_text(content)
+    message = refusal(str(tmp_path / "data"))
+    assert message.endswith(f"file 'a.{ending}', {place}: expected each key once, got 'text' twice")
 
 
 def test_a_row_with_more_fields_than_the_header_is_refused_in_a_folder(tmp_path: Path) -> None:
