@@ -2,7 +2,8 @@
 
 A resample is stored as the number of times that each of the n items occurs in it. Resamples depend
 only on the stream's name and n. Statistics of the same secrets therefore use the same resamples,
-and variation that they share cancels in a difference.
+and variation that they share cancels in a difference. Only the means of many items with few
+different values have other resamples, which count the values.
 """
 
 from __future__ import annotations
@@ -24,13 +25,22 @@ NONMEMBERS = "membership non-members"
 RESAMPLES = 1000
 # default number of entries in a block of counts, which bounds the memory of a resampling
 _COUNTS = 2**21
+_COST_OF_VALUE = 10  # of counting a value in a resample, relative to drawing an item
 
 Draws = Ints  # (resamples, n): how often each item was drawn
 Values = Floats  # (resamples,); NaN if a resample has no value
 
 
-def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws:
-    """Draw n of n items with replacement, `size` times, and count each item, of shape (size, n)."""
+def draw_resample_counts(
+    noise: np.random.Generator, n: int, size: int, copies: Ints | None = None
+) -> Draws:
+    """Draw n of n items with replacement, `size` times, and count each item, of shape (size, n).
+
+    copies: (n,) number of equal items that each item represents; None for one each.
+    """
+    if copies is not None:
+        total = copies.sum()
+        return noise.multinomial(total, copies / total, size=size)
     if n * RESAMPLES <= _COUNTS:
         return noise.multinomial(n, np.full(n, 1 / n), size=size)
     counts = np.empty((size, n), np.int64)
@@ -39,15 +49,21 @@ def draw_resample_counts(noise: np.random.Generator, n: int, size: int) -> Draws
     return counts
 
 
-def draw_dirichlet_weights(noise: np.random.Generator, n: int, size: int) -> Floats:
+def draw_dirichlet_weights(
+    noise: np.random.Generator, n: int, size: int, copies: Ints | None = None
+) -> Floats:
     """Draw weights of shape (size, n), each row uniform on the simplex (Rubin 1981).
 
-    A row sums to 1; its distribution is Dirichlet(1, ..., 1).
+    A row sums to 1; its distribution is Dirichlet(1, ..., 1). copies: (n,) number of equal items
+    that each item represents, whose weights are added; None for one each.
     """
-    # Exponentials divided by their sum are Dirichlet(1, ..., 1).
-    exponentials = noise.standard_exponential((size, n))
-    exponentials /= exponentials.sum(1, keepdims=True)
-    return exponentials
+    # Exponentials divided by their sum are Dirichlet(1, ..., 1); a sum of exponentials is a gamma.
+    if copies is None:
+        weights = noise.standard_exponential((size, n))
+    else:
+        weights = noise.standard_gamma(copies, (size, n))
+    weights /= weights.sum(1, keepdims=True)
+    return weights
 
 
 def draw_resample_blocks(
@@ -97,11 +113,26 @@ def compute_resampled_statistic(
     return np.concatenate([statistic(draws) for draws in blocks])
 
 
-def compute_resampled_means(values: Any, stream: str, size: int = RESAMPLES) -> Any:
-    """Return the mean of every resample: (size,), or (size, k) for values of shape (k, n)."""
+def compute_resampled_means(
+    values: Any,
+    stream: str,
+    size: int = RESAMPLES,
+    draw: Callable[..., Any] = draw_resample_counts,
+) -> Any:
+    """Return the mean of every resample: (size,), or (size, k) for values of shape (k, n).
+
+    draw: as in `draw_resample_blocks`. If many items have few different values, each resample only
+    counts the values: the means have the same distribution.
+    """
     n = np.shape(values)[-1]
+    total = 1 if draw is draw_dirichlet_weights else n  # the sum of a row
+    if np.ndim(values) == 1 and n * size > _COUNTS:
+        distinct, copies = np.unique(values, return_counts=True)
+        if len(distinct) * _COST_OF_VALUE < n:
+            values = distinct
+            draw = functools.partial(draw, copies=copies)
     return compute_resampled_statistic(
-        n, lambda draws: draws @ np.transpose(values) / n, stream, size
+        np.shape(values)[-1], lambda draws: draws @ np.transpose(values) / total, stream, size, draw
     )
 
 

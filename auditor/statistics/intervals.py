@@ -115,9 +115,7 @@ def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
     known. stream: a name that seeds the random weights.
     """
     n = len(values)
-    means = bootstrap.compute_resampled_statistic(
-        n, lambda weights: weights @ values, stream, draw=bootstrap.draw_dirichlet_weights
-    )
+    means = bootstrap.compute_resampled_means(values, stream, draw=bootstrap.draw_dirichlet_weights)
     places = (np.arange(len(means)) + 0.5) / len(means)
     # The weight of one additional value has the distribution Beta(1, n): use its quantiles instead
     # of draws.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from scipy.stats import ks_2samp, skew
 from scipy.stats import t as student
 
 from auditor.core.secret_randomness import make_keyed_generator
@@ -20,14 +23,13 @@ def test_blocks_bound_the_memory_and_change_nothing(at_once: int) -> None:
     assert np.array_equal(np.concatenate(blocks), whole) and (whole.sum(1) == 13).all()
 
 
-def test_the_interval_of_a_mean_covers_it_as_often_as_it_says() -> None:
+@pytest.mark.parametrize(("n", "digits"), [(80, 9), (4000, 0)])  # counting items, and values
+def test_the_interval_of_a_mean_covers_it_as_often_as_it_says(n: int, digits: int) -> None:
     rng, covered = np.random.default_rng(0), 0
     for i in range(200):
-        values = rng.normal(size=80)
+        values = rng.normal(size=n).round(digits)
         low, high = bootstrap.compute_percentile_interval(
-            bootstrap.compute_resampled_statistic(
-                80, lambda draws, v=values: draws @ v / 80, f"mean {i}"
-            )
+            bootstrap.compute_resampled_means(values, f"mean {i}")
         )
         covered += low <= 0 <= high
     assert 0.90 <= covered / 200 <= 0.98
@@ -103,3 +105,31 @@ def test_one_text_says_nothing_and_few_say_little() -> None:
         2.0,
         np.inf,
     )
+
+
+@pytest.mark.parametrize("draw", [bootstrap.draw_resample_counts, bootstrap.draw_dirichlet_weights])
+def test_many_items_of_few_values_have_the_means_of_a_plain_loop(
+    draw: Callable[..., np.ndarray],
+) -> None:
+    """Of skewed values, so that no normal distribution would do."""
+    values = np.repeat([0.0, 0.5, 1.0], [4000, 900, 3])
+    found = bootstrap.compute_resampled_means(values, "few values", 4000, draw)
+    items = draw(np.random.default_rng(0), len(values), 4000)
+    plain = items @ values / items.sum(1)
+    assert ks_2samp(found, plain).pvalue > 0.01
+    assert found.std() == pytest.approx(plain.std(), rel=0.05)
+    assert skew(found) == pytest.approx(skew(plain), abs=0.15)
+
+
+def test_the_mean_of_many_equal_items_needs_no_draws() -> None:
+    draws = 0
+
+    def draw(noise: np.random.Generator, n: int, size: int, copies: np.ndarray) -> np.ndarray:
+        nonlocal draws
+        draws += n * size
+        return bootstrap.draw_resample_counts(noise, n, size, copies)
+
+    assert (
+        bootstrap.compute_resampled_means(np.full(10**6, 0.25), "equal", 50, draw) == 0.25
+    ).all()
+    assert draws == 50
