@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from auditor.benchmarks.data.compressed import read_table_bytes
 from auditor.core.errors import AuditError
 
 ABSENT = object()  # a JSON object without this key
@@ -40,7 +41,7 @@ def read_utf8_table_text(where: str, path: Path) -> str:
     Raise AuditError with the position of the first byte that is not UTF-8.
     """
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        return read_table_bytes(where, path).decode("utf-8-sig")
     except UnicodeDecodeError as error:  # from None: the error holds the whole file
         raise AuditError(
             f"{where}: expected UTF-8 text, got something else at byte {error.start}: save the "

@@ -16,10 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from auditor.benchmarks.data.compressed import COMPRESSED, find_table_ending, open_table_file
 from auditor.benchmarks.data.json_rows import ABSENT, read_utf8_table_text, stream_json_rows
 from auditor.benchmarks.data.words import is_mostly_unspaced
 from auditor.core.disk import find_cache_folder, open_scratch_folder
@@ -52,9 +54,8 @@ _OTHER_FILES = (
     ".feather",
     ".xlsx",
     ".xls",
-    ".gz",
     ".zip",
-    ".zst",
+    *COMPRESSED,
 )
 
 
@@ -106,7 +107,7 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
 def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable:
     path = Path(name)
     label = f"{flag} {name!r}"
-    reader = _READERS.get(path.suffix.lower())
+    reader = _READERS.get(find_table_ending(path))
     if not path.exists():
         # No Hub data set has the name of a file or a longer path, and a mistyped path must not go
         # there.
@@ -138,7 +139,10 @@ def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable
             )
     if reader is None:
         got = path.suffix or "no ending"
-        raise AuditError(f"{label}: expected a file ending in {', '.join(_READERS)}, got {got!r}")
+        raise AuditError(
+            f"{label}: expected a file ending in {', '.join(_READERS)} (texts also compressed, as "
+            f"in .jsonl.gz), got {got!r}"
+        )
     try:
         return reader(label, path, columns)
     except OSError as error:
@@ -402,7 +406,7 @@ def _refuse_mixed_files(where: str, folder: Path) -> None:
 
     `datasets` would read the files of only one format.
     """
-    endings = {path.suffix for path in _list_visible_files(folder)}
+    endings = set(map(find_table_ending, _list_visible_files(folder)))
     endings &= {".tsv", *_READERS} - {".json"}
     if len(endings) > 1:
         raise AuditError(
@@ -417,19 +421,25 @@ def _check_folder_files(where: str, folder: Path) -> dict[str, bool]:
     Raise AuditError for invalid CSV and for repeated keys in a JSON array, which `datasets` would
     read in another way.
     """
-    names = set()
+    endings = set()
     for path in _list_visible_files(folder):
-        names.add(path.suffix)
+        ending = find_table_ending(path)
+        endings.add(ending)
+        if path.suffix == ".zst" and not find_spec("zstandard"):
+            raise AuditError(
+                f"{where}: expected a folder without .zst files, got one and no package to read "
+                "it: pip install zstandard, or give one file"
+            )
         place = f"{where}, file {str(path.relative_to(folder))!r}"
-        if path.suffix == ".csv":
-            with path.open(encoding="utf-8-sig", newline="") as lines:
+        if ending == ".csv":
+            with io.TextIOWrapper(open_table_file(path), "utf-8-sig", newline="") as lines:
                 for _ in stream_csv_table_rows(place, lines):
                     pass
-        elif path.suffix == ".json" and path.read_bytes().lstrip().startswith(b"["):
+        elif ending == ".json" and read_utf8_table_text(place, path).lstrip().startswith("["):
             for _ in stream_json_rows(place, path):
                 pass
     # Without it, texts such as NA and null would be missing values.
-    return {"na_filter": False} if names & {".csv", ".tsv"} else {}
+    return {"na_filter": False} if endings & {".csv", ".tsv"} else {}
 
 
 def _list_visible_files(folder: Path) -> list[Path]:
@@ -532,8 +542,8 @@ def _find_folder_fault(where: str, folder: Path) -> str:
     """
     first: tuple[str, set[str]] | None = None
     for path in sorted(_list_visible_files(folder)):
-        reader = _READERS.get(path.suffix.lower())
-        if path.suffix.lower() in _OTHER_FILES:
+        reader = _READERS.get(find_table_ending(path))
+        if reader is None and path.suffix.lower() in _OTHER_FILES:
             return "unpack its files, and give one of them: its first broken row is then named"
         if reader is None:
             continue

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from auditor.benchmarks.data import json_rows, tables
+from auditor.benchmarks.data.compressed import find_table_ending, read_table_bytes
 from auditor.benchmarks.data.conversation_rows import CHOSEN, UNWANTED, WANTED
 from auditor.benchmarks.data.cut_places import CutPlace
 from auditor.benchmarks.data.data_records import (
@@ -161,16 +162,13 @@ def is_tokenised_data(name: str) -> bool:
     """
     path = Path(name)
     is_saved = path.is_dir() and any((path / file).is_file() for file in tables.SAVED)
-    ending = path.suffix.lower() if path.is_file() else ""
+    ending = find_table_ending(path) if path.is_file() else ""
     if is_saved or ending in (".arrow", ".parquet"):
         return _has_token_ids(tables.read_record_table("--data", name, ()).columns)
     if ending in (".jsonl", ".json"):
-        with path.open(
-            "rb"
-            # Only its first object: reading all of a text file here would read it twice.
-        ) as file:
-            first = file.read(2**20).split(b"}", 1)[0]
-            return any(f'"{name}"'.encode() in first for name in (IDS, *_SIDE_IDS))
+        # Only its first object: reading all of a text file here would read it twice.
+        first = read_table_bytes(f"--data {name!r}", path, 2**20).split(b"}", 1)[0]
+        return any(f'"{name}"'.encode() in first for name in (IDS, *_SIDE_IDS))
     return False
 
 

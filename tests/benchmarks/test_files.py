@@ -1,12 +1,17 @@
 """Users' files: what is read stays what it was, what is cut can be put together, what cannot be
 used is named aloud."""
 
+import bz2
 import csv
 import gzip
 import json
 import logging
+import lzma
 import math
+import random
 import stat
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +39,7 @@ from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.data.files import Files, TableReader, sample_data_conversations
 from auditor.benchmarks.data.large_tables import BlockHashing
+from auditor.benchmarks.data.tables import read_record_table
 from auditor.core.errors import AuditError
 from auditor.core.plan_parts import DataPlan
 from tests.conftest import read_files, refuses
@@ -304,7 +310,8 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
         (
             "d.txt",
             b"%s",
-            "expected a file ending in .jsonl, .json, .csv, .parquet, .arrow, got '.txt'",
+            "expected a file ending in .jsonl, .json, .csv, .parquet, .arrow "
+            "(texts also compressed, as in .jsonl.gz), got '.txt'",
         ),
         ("data", b"%s", "got 'no ending'"),
     ],
@@ -409,14 +416,59 @@ def test_a_folder_that_is_not_utf8_is_refused_for_that(
     assert refusal(str(tmp_path)).endswith("got something else in a file: save the files as UTF-8")
 
 
+COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
+    "gz": gzip.compress,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+    "zst": lambda content: pa.compress(content, "zstd", asbytes=True),
+}
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@pytest.mark.parametrize("ending", ["jsonl", "json", "csv"])
+def test_a_compressed_file_is_read_as_the_file_in_it(
+    tmp_path: Path, ending: str, compression: str
+) -> None:
+    texts = ["one two three", "NA", "four five six"]
+    contents = {
+        "jsonl": "".join(json.dumps({"text": text}) + "\n" for text in [*texts, ""]),
+        "json": json.dumps([{"text": text} for text in [*texts, ""]]),
+        "csv": "text,n\n" + "".join(f"{text},1\n" for text in [*texts, ""]),
+    }
+    plain = tmp_path / f"d.{ending}"
+    plain.write_text(contents[ending])
+    packed = tmp_path / f"d.{ending}.{compression}"
+    packed.write_bytes(COMPRESSIONS[compression](plain.read_bytes()))
+    tables = [read_record_table("--data", str(path), ("text",)) for path in (plain, packed)]
+    for table in tables:
+        assert list(table.column("text")) == [*texts, ""]
+    assert tables[0].columns == tables[1].columns and tables[0].texts == tables[1].texts
+    notes = "\n".join(build(str(packed)).notes).replace(packed.name, plain.name)
+    assert tuple(notes.splitlines()) == build(str(plain)).notes
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_a_compressed_file_that_breaks_off_is_refused(tmp_path: Path, compression: str) -> None:
+    content = json.dumps({"text": random.Random(0).randbytes(3_000).hex()}).encode()
+    packed = COMPRESSIONS[compression](content)
+    path = tmp_path / f"d.jsonl.{compression}"
+    path.write_bytes(packed[: len(packed) // 2])
+    expected = f"not a whole .{compression} file: it is broken or breaks off"
+    assert refusal(str(path)).endswith(expected)
+
+
 @pytest.mark.parametrize("ending", ["csv", "tsv"])
+@pytest.mark.parametrize("compression", ["", "gz", "xz"])
 def test_texts_that_pandas_takes_for_missing_values_stay_texts_in_a_folder(
-    tmp_path: Path, ending: str
+    tmp_path: Path, ending: str, compression: str
 ) -> None:
     texts = ["NA", "null", "nan", "None", "007320"]
     comma = "," if ending == "csv" else "\t"
     lines = ["prefix" + comma + "suffix", *(f"code is:{comma}{text}" for text in texts)]
-    (tmp_path / f"train.{ending}").write_text("\n".join(lines) + "\n")
+    content = ("\n".join(lines) + "\n").encode()
+    if compression:
+        content = COMPRESSIONS[compression](content)
+    (tmp_path / f"train.{ending}{compression and '.'}{compression}").write_bytes(content)
     made = build(str(tmp_path), known_fraction=0.0)
     assert [decode(secret.suffix) for secret in made.secrets] == texts
 
@@ -1010,6 +1062,10 @@ def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "packed").mkdir()
     with gzip.open(tmp_path / "packed" / "a.jsonl.gz", "wt") as file:
         file.write('{"text": "a"}\n{"text": \n')
+    assert "file 'a.jsonl.gz', line 2: not JSON: " in refusal(str(tmp_path / "packed"))
+    (tmp_path / "packed" / "a.jsonl.gz").unlink()
+    with zipfile.ZipFile(tmp_path / "packed" / "a.zip", "w") as archive:
+        archive.writestr("a.jsonl", '{"text": "a"}\n{"text": \n')
     unpack = "unpack its files, and give one of them: its first broken row is then named"
     assert refusal(str(tmp_path / "packed")).endswith(unpack)
 
