@@ -57,7 +57,7 @@ def read_table_bytes(where: str, path: Path, size: int = -1) -> bytes:
             return file.read(size)
     try:
         with open_table_file(path) as file:
-            return file.read(size if size >= 0 else None)
+            return file.read() if size < 0 else file.read(size)
     except (EOFError, OSError, lzma.LZMAError, zlib.error):
         raise AuditError(
             f"{where}: not a whole {path.suffix} file: it is broken or breaks off"
