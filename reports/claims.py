@@ -27,13 +27,16 @@ from auditor.statistics.bounds import LEVEL
 
 
 def select_reported_claims(result: AuditResult) -> list[ClaimEvidence]:
-    """Return the evidence on each model that has a claim, a nominal ε or an audit."""
+    """Return the evidence on each model that has a claim, a nominal ε or an audit.
+
+    Contradicted claims come first: a report may have room for only a few.
+    """
     reported = []
     for target in result.targets:
         evidence = weigh_claim_against_audits(result, target)
         if evidence.has_anything_to_report:
             reported.append(evidence)
-    return reported
+    return sorted(reported, key=lambda evidence: evidence.verdict != CONTRADICTED)
 
 
 def describe_claim_verdict(evidence: ClaimEvidence) -> str:

@@ -111,18 +111,20 @@ def _build_measurement_sheet_rows(finding: Finding) -> Iterator[tuple[Value, ...
         yield _measurement_sheet_values(m)
     for repeats, m in phrases.sort_repeats(finding.by_repeats):
         yield _measurement_sheet_values(m, repeats)
+    for group, m in finding.by_group.items():
+        yield _measurement_sheet_values(m, group=group)
     for kind, m in (*finding.by_kind.items(), *finding.by_kind_nonmembers.items()):
         yield _measurement_sheet_values(m, kind=kind)
 
 
 def _measurement_sheet_values(
-    m: Measurement, repeats: str | None = None, kind: str | None = None
+    m: Measurement, repeats: str = "", group: str | None = None, kind: str | None = None
 ) -> tuple[Value, ...]:
     count = None
-    group = repeats
-    if repeats is not None and repeats.isdecimal():
+    if repeats.isdecimal():
         count = int(repeats)
-        group = None
+    elif repeats:
+        group = repeats
     # In the order of _MEASURED; the last column, the reason, is only for attacks without numbers.
     return (m.name, count, group, kind, m.value, m.low, m.high, m.n, m.unit, m.note, None)
 

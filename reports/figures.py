@@ -73,7 +73,7 @@ def _draw_repeat_recall_figures(
     counted = "by the copies of each in --data (training may have used others)"
     some_completed = attacked and any(phrases.has_hits(f.by_repeats) for f in selected)
     names = _list_repeat_names(selected)
-    cells: dict[str, dict[str, str]] = {}
+    columns = []
     notes = []
     series = []
     for f in selected:
@@ -82,10 +82,11 @@ def _draw_repeat_recall_figures(
         if some_completed and not phrases.has_hits(f.by_repeats):
             notes.append(phrases.describe_no_hits(title, f.by_repeats.values()))
             continue
-        cells[title] = {}
+        column = {}
         for count, m in phrases.sort_repeats(f.by_repeats):
-            cells[title][count] = phrases.format_counted_share(m)
-    head, groups = tabulate_targets("Copies", cells)
+            column[count] = phrases.format_counted_share(m)
+        columns.append((title, column))
+    head, groups = tabulate_targets("Copies", columns)
     yield Figure(
         f"repeats-{setting}",
         "repeats",
@@ -114,20 +115,22 @@ def _build_repeats_series(finding: Finding, label: str, names: Sequence[str]) ->
 
 
 def tabulate_targets(
-    first: str, cells: Mapping[str, Mapping[str, str]]
+    first: str, columns: Sequence[tuple[str, Mapping[str, str]]]
 ) -> tuple[tuple[str, ...], tuple[Group, ...]]:
     """Return the header and the row groups of a table with a column per model.
 
-    first: header of the first column; cells: text, keyed by model title and row label.
+    first: header of the first column; columns: each model's title, and its cells by row label.
+    Several models may have one title.
     """
-    labels = dict.fromkeys(chain.from_iterable(cells.values()))
+    titles, cells = zip(*columns, strict=True)
+    labels = dict.fromkeys(chain.from_iterable(cells))
     rows = []
     for label in sorted(labels, key=lambda label: phrases.key_repeats(label.replace(",", ""))):
         row = [label]
-        for column in cells.values():
+        for column in cells:
             row.append(column.get(label, phrases.NOTHING))
         rows.append(tuple(row))
-    return (first, *cells), (Group("", rows),)
+    return (first, *titles), (Group("", rows),)
 
 
 def _draw_wrong_guess_figure(

@@ -133,7 +133,7 @@ def _draw_length_recall_figures(
     result: AuditResult, details: SecretDetails, rows: Sequence[tuple[Finding, ValuesBySecret]]
 ) -> Iterator[Figure]:
     series = []
-    cells = {}
+    columns = []
     for f, values in rows:
         if lengths := detailed.measure_length_accuracy(details, values):
             points = []
@@ -142,14 +142,14 @@ def _draw_length_recall_figures(
                 points.append(PlotPoint(length, m.value, m.low, m.high))
                 column[f"{length:,}"] = phrases.format_measurement_value(m)
             series.append(Series(phrases.title_target(result, f.target), points))
-            cells[title_attack_row(result, f)] = column
+            columns.append((title_attack_row(result, f), column))
     title = "Recall of the first tokens of a suffix"
     text = (
         "Share of members, of those whose suffix is this long, whose first guess is right up to "
         "that token; the strongest attack on each target."
     )
-    if cells:
-        table = figures.tabulate_targets("Tokens", cells)
+    if columns:
+        table = figures.tabulate_targets("Tokens", columns)
         axes = ("Tokens from the start", "Recall")
         yield Figure("lengths", "shares", title, text, *table, series, axes=axes)
 
@@ -159,7 +159,7 @@ def _draw_position_probability_figures(
 ) -> Iterator[Figure]:
     """Plot the members' mean probability of the true token at each position of the suffix."""
     series = []
-    cells = {}
+    columns = []
     for t in result.targets:
         if suffixes := details.tokens.get(t.name):
             points = []
@@ -173,11 +173,11 @@ def _draw_position_probability_figures(
                 if i & (i - 1) == 0 or i == longest:
                     column[f"{i:,}"] = f"{phrases.format_percent(p)}%"
             series.append(Series(t.title, points))
-            cells[t.title] = column
+            columns.append((t.title, column))
     title = "Probability of the true token, by position in the suffix"
     text = "Mean probability over the members, given all earlier tokens."
-    if cells:
-        table = figures.tabulate_targets("Tokens", cells)
+    if columns:
+        table = figures.tabulate_targets("Tokens", columns)
         axes = ("Token of the suffix", "Mean probability")
         yield Figure("positions", "shares", title, text, *table, series, axes=axes)
 

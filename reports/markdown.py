@@ -92,11 +92,17 @@ def render_markdown_report(
     parts += visible
     facts = " · ".join(map(": ".join, doc.facts))
     parts.append(escape(phrases.shorten(facts, _MOST_TEXT)))
-    violations = _format_claim_violations(result)[:_MOST_CLAIMS]
-    reported = claims.select_reported_claims(result)[:_MOST_CLAIMS]
-    verdicts = map(claims.describe_claim_verdict, reported)
-    parts.append(_render_bullet_list(violations, _MOST_CLAIM))
-    parts.append(_render_bullet_list(verdicts, _MOST_VERDICT))
+    for sentences, width in (
+        (_format_claim_violations(result), _MOST_CLAIM),
+        (
+            list(map(claims.describe_claim_verdict, claims.select_reported_claims(result))),
+            _MOST_VERDICT,
+        ),
+    ):
+        n_left = len(sentences) - _MOST_CLAIMS
+        parts.append(_render_bullet_list(sentences[:_MOST_CLAIMS], width))
+        if n_left > 0:
+            parts.append(f"… and {format_count(n_left, 'more claim')}, in report.html.")
     if since is not None:
         before = phrases.shorten(escaping.make_printable_line(since.runs[0]), _MOST_CELL)
         parts += [

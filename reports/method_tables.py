@@ -227,7 +227,7 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
     noted: dict[str, list[str]] = {}
     # A note of all results needs no titles, and one of all results of a setting names the setting.
     titles_by_setting: dict[str, list[str]] = {"": []}
-    of_targets = "; ".join(note for target in result.targets for note in target.notes)
+    of_targets = set(chain.from_iterable(target.notes for target in result.targets))
     costs = []
     for f in phrases.sort_findings(result):
         title = title_attack_row(result, f)
@@ -238,7 +238,7 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
         if f.not_applicable:
             remarks = (f"not applicable: {f.not_applicable}",)
         for note in (f"{f.attack}: {options}" if options else "", *remarks):
-            if note not in of_targets:  # "" is in every text
+            if note and note not in of_targets:
                 noted.setdefault(note, []).append(title)
         cost = (f"{f.drawn:,}", f"{f.rows:,}", phrases.format_duration(f.seconds))
         costs.append((phrases.title_row(result, f), f.attack, *cost))

@@ -35,6 +35,7 @@ MOST_OF_NAME = 80  # characters of a model's name
 LAB_MODELS = {"lab": "Built-in lab model", "lab-smollm2": "Lab's SmolLM2-135M-Instruct"}
 _UNDEFENDED_TITLE = "Undefended"
 _TINY = 1e-4
+_LEAST_SHARE = 1e-8
 _SUFFIX_LENGTHS = re.compile(r"suffixes of \d+ to \d+ tokens")
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}
 
@@ -124,13 +125,16 @@ def shorten(text: str, width: int) -> str:
 def format_percent(value: float, like: float | None = None) -> str:
     """Return a fraction in percent, without the percent sign: `52`, `0.3`, `−47`.
 
-    like: the fraction whose size determines the number of decimals; by default `value`.
+    like: the fraction whose size determines the number of decimals; by default `value`, which then
+    never rounds to 0 if it is a share of at most 100 million secrets.
     """
     if math.isnan(value):
         return NOTHING
     size = abs(value if like is None else like)
     # One decimal near 1 too: 99.6% must not round to 100%.
-    if 0 < size < 0.001:
+    if like is None and _LEAST_SHARE <= value < _TINY / 2:
+        decimals = math.ceil(-math.log10(100 * size))
+    elif 0 < size < 0.001:
         decimals = 2
     elif size < 0.1 or size >= 0.99:
         decimals = 1
@@ -152,8 +156,10 @@ def format_interval(m: Measurement) -> str:
         return NOTHING
     ends = [format_number(m.low, "#"), format_number(m.high, "#")]
     if m.unit in metrics.SHARES:
-        # Limits have the decimals of the value before them.
+        # Limits have the decimals of the value before them, but an upper limit is never shown as 0.
         ends = [format_percent(m.low, m.value), format_percent(m.high, m.value)]
+        if m.high > 0 and not ends[1].strip("0."):
+            ends[1] = format_percent(m.high)
     text = "–".join(ends)
     if "−" in text:
         text = " to ".join(ends)

@@ -119,12 +119,10 @@ def _build_promise_screen_entries(
 ) -> tuple[ScreenEntry, ScreenEntry]:
     """Return an entry on unlearning, and one on privacy claims with contradicted claims first."""
     forgetting = map(partial(unlearning.describe_forgetting, result), result.unlearning)
-    stand = sorted(
-        claims.select_reported_claims(result), key=lambda stands: stands.verdict != CONTRADICTED
-    )
+    stand = map(claims.summarise_claim, claims.select_reported_claims(result))
     return (
         ScreenEntry("FORGET", tuple(forgetting), 3, " "),
-        ScreenEntry("CLAIM", tuple(map(claims.summarise_claim, stand)), 2),
+        ScreenEntry("CLAIM", tuple(stand), 2),
     )
 
 

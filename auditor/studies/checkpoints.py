@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,8 +62,8 @@ def describe_last_checkpoint(points: Sequence[StudyPoint], name: str, most: floa
                 rows.append(measure_seed_mean(name, cell))
         step = _checkpoint_step(point)
         if rows and step is not None:
-            # The attack with the most leakage decides.
-            bounds[step] = max(rows, key=lambda m: m.high)
+            # The attack with the most leakage decides; an unknown bound counts as the most.
+            bounds[step] = max(rows, key=lambda m: math.inf if math.isnan(m.high) else m.high)
     if not bounds:
         raise AuditError(f"expected finished checkpoints with {name}, got none that has it")
     last = ""

@@ -243,3 +243,17 @@ def test_a_transcript_is_no_private_release(result: AuditResult) -> None:
     said = "Samples of this audit are not private releases: they depend on"
     assert said in html.render_html_report(result)
     assert said not in html.render_html_report(run(replace(result, targets=()), 1.0))
+
+
+def test_a_short_report_keeps_the_contradicted_claim_and_counts_the_others(
+    result: AuditResult,
+) -> None:
+    """Before: a pull request saw the first three claims, not that the fourth is contradicted."""
+    others = []
+    for i in range(4):
+        others.append(TargetRecord(f"other-{i}", f"Other {i}", "", claim=CLAIM))
+    plain = replace(result, targets=(result.targets[0], *others))
+    text = markdown.render_markdown_report(run(plain, 1.0, row(audit())))
+    visible = text.partition("<details>")[0]
+    assert "claim contradicted" in visible and "- DP-SGD: claimed" in visible
+    assert "… and 2 more claims, in report.html." in visible

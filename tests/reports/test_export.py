@@ -26,6 +26,19 @@ def from_csv(text: str) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(text), keep_default_na=False, na_values=["", "nan"])
 
 
+def test_the_recall_of_each_group_is_exported(result: AuditResult) -> None:
+    """Before: it was in the report only, although the export "writes every measurement"."""
+    groups = {
+        "A": Measurement("recall", 0.5, 0.4, 0.6, 80),
+        "16": Measurement("recall", 0, 0, 0.1, 9),
+    }
+    finding = replace(result.findings[0], measurements=(), by_repeats={}, by_group=groups)
+    sheet = export.build_measurement_sheet([replace(result, findings=(finding,))])
+    table = from_csv(export.to_csv(sheet))
+    assert table["group"].astype(str).tolist() == ["A", "16"] and table["n"].tolist() == [80, 9]
+    assert table["repeats"].isna().all()
+
+
 def test_a_row_a_measurement(with_probe: AuditResult) -> None:
     sheet = export.build_measurement_sheet([with_probe])
     table, typed = (

@@ -172,3 +172,12 @@ def test_cleaned_reaches_every_string(result: AuditResult) -> None:
 )
 def test_a_change_that_rounds_to_nothing_has_no_minus(ratio: float, text: str) -> None:
     assert phrases.format_relative_change(ratio) == text
+
+
+def test_a_share_of_a_million_secrets_is_never_shown_as_none() -> None:
+    """Before: 3 of a million were `0.00%`, and none of them left "up to 0.00% possible"."""
+    some = measurement(3e-6, 6e-7, 8.8e-6, 10**6)
+    assert phrases.format_share(some) == "3/1,000,000 (0.0003% [0.00–0.0009])"
+    none = measurement(0.0, 0.0, 3.7e-6, 10**6)
+    assert phrases.describe_no_hits("A", [none]) == "A: none, up to 0.0004% possible."
+    assert phrases.format_interval(none) == "[0.0–0.0004]"

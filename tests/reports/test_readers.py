@@ -19,6 +19,7 @@ from auditor.gate.compare import Comparand, Comparison, ComparisonRow
 from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import html, table_of_contents
 from auditor.reports.blocks import Bullets, Document, Figure, Forest, ForestSpan, Paragraph, Table
+from auditor.reports.figures import tabulate_targets
 from auditor.reports.plots import render_plot_svg
 from auditor.statistics.exposure import bound_null_exposure_tail
 from tests.reports.test_print import lab_of_readme
@@ -325,3 +326,19 @@ def test_the_budget_is_part_of_the_threat_model(result: AuditResult) -> None:
         if isinstance(block, Table)
     }["rows-table"]
     assert runs.groups[0].rows[0][runs.head.index("Tokens drawn")] == "76,800"
+
+
+def test_models_of_one_title_each_have_a_column(result: AuditResult) -> None:
+    """Before: the second model's numbers replaced the first's, in silence."""
+    columns = [("Mixing", {"1": "a"}), ("Mixing", {"1": "b", "2": "c"})]
+    head, (group,) = tabulate_targets("Copies", columns)
+    assert head == ("Copies", "Mixing", "Mixing")
+    assert group.rows == [("1", "a", "b"), ("2", "–", "c")]
+
+
+def test_a_note_within_a_note_of_a_model_is_kept(result: AuditResult) -> None:
+    """Before: it was dropped, as a part of the other's text."""
+    first = replace(result.targets[0], notes=("sampled at temperature 1.5",))
+    finding = replace(result.findings[0], notes=("sampled at temperature 1",), options={})
+    changed = replace(result, targets=(first, *result.targets[1:]), findings=(finding,))
+    assert "sampled at temperature 1</li>" in html.render_html_report(changed).replace("\n", "")

@@ -1,0 +1,26 @@
+"""The last checkpoint that leaks little enough."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+from auditor.conclusions.replicates import Replicates
+from auditor.core.result import Measurement
+from auditor.studies.checkpoints import describe_last_checkpoint
+from auditor.studies.ledger import StudyPoint
+
+METRIC = "exposure"
+
+
+def cell(attack: str, high: float) -> Replicates:
+    measured = {0: {METRIC: Measurement(METRIC, 1.0, 0.5, high, 30, "bits")}}
+    return Replicates("undefended", "white-box", attack, measured=measured)
+
+
+def test_an_unknown_bound_is_no_bound_whatever_the_order_of_the_attacks() -> None:
+    """Before: an attack with an unknown bound did not count if it came second."""
+    for cells in permutations((cell("a", 2.0), cell("b", math.nan))):
+        point = StudyPoint("", {"model": "out/checkpoint-5"}, ("a", "b"), cells)
+        text = describe_last_checkpoint([point], METRIC, 3.0)
+        assert text.startswith("no checkpoint is below 3")
