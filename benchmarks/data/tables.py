@@ -46,6 +46,7 @@ _LONGEST_NAME = 80  # characters of a name, a key or an address; longer values a
 _SHORTEST_UNSPACED = 10  # characters of a text in a script without spaces
 _NO_UTF8 = "expected UTF-8 text, got something else in a file: save the files as UTF-8"
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
+_CONFIGURATIONS = re.compile(r"Config name is missing.*?\[(.*?)\]")
 _OTHER_FILES = (
     ".txt",
     ".tsv",
@@ -523,7 +524,7 @@ def _raise_dataset_load_error(where: str, folder: Path, error: Exception) -> NoR
     elif (
         type(error) is ValueError
     ):  # about splits and configurations; its subclasses, as pyarrow's, quote rows
-        problem = "cannot be loaded as a data set: " + " ".join(str(error).split())[:200]
+        problem = _explain_value_error(" ".join(str(error).split()))
     elif isinstance(error, OSError) and not local:
         problem = f"no such file here, and the Hugging Face Hub cannot be reached ({kind})"
     elif local and UnicodeDecodeError in (type(error), type(error.__cause__)):
@@ -533,6 +534,17 @@ def _raise_dataset_load_error(where: str, folder: Path, error: Exception) -> NoR
     else:
         problem = f"cannot be loaded as a data set ({kind})"
     raise AuditError(f"{where}: {problem}") from None
+
+
+def _explain_value_error(message: str) -> str:
+    """Say how to choose one of several configurations; any other message is quoted."""
+    if match := _CONFIGURATIONS.match(message):
+        names = match[1].replace("'", "")[:200]
+        return (
+            f"expected a data set with one configuration, got {names}: give --data the file or "
+            "the folder of one, because no option chooses"
+        )
+    return f"cannot be loaded as a data set: {message[:200]}"
 
 
 def _find_folder_fault(where: str, folder: Path) -> str:

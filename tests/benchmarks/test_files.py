@@ -473,6 +473,20 @@ def test_texts_that_pandas_takes_for_missing_values_stay_texts_in_a_folder(
     assert [decode(secret.suffix) for secret in made.secrets] == texts
 
 
+def test_a_folder_with_several_configurations_says_what_to_give(tmp_path: Path) -> None:
+    configurations = ["---\nconfigs:"]
+    for name in ("mails", "notes"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.jsonl").write_text('{"text": "one two three"}\n')
+        configurations += [f"- config_name: {name}", f"  data_files: {name}/*.jsonl"]
+    (tmp_path / "README.md").write_text("\n".join([*configurations, "---\n"]))
+    assert refusal(str(tmp_path)) == (
+        f"--data {str(tmp_path)!r}: expected a data set with one configuration, got mails, notes: "
+        "give --data the file or the folder of one, because no option chooses"
+    )
+    assert len(build(str(tmp_path / "mails")).secrets) == 1
+
+
 @pytest.mark.parametrize(
     ("ending", "place"), [("jsonl", "line 2"), ("json", "row 1 (counted from 0)")]
 )
