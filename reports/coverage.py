@@ -112,7 +112,17 @@ def format_coverage(result: AuditResult) -> str:
     if rest:
         tokens += f" ({rest})"
     summary = f"{format_audited_share(result)} records audited{tokens}"
-    return "; ".join((summary, *counts.unread_parts))
+    return "; ".join((summary, *list_unread_parts(result)))
+
+
+def list_unread_parts(result: AuditResult) -> list[str]:
+    """Return phrases about splits and files that are not read, those of non-members last."""
+    parts = []
+    for side, owner in (("members", ""), ("nonmembers", "non-members: ")):
+        if counts := result.benchmark.records.get(side):
+            for part in counts.unread_parts:
+                parts.append(f"{owner}{part}")
+    return parts
 
 
 def list_missing_attacks(result: AuditResult) -> list[str]:

@@ -98,8 +98,7 @@ def build_first_screen(result: AuditResult, folder: Path, width: int = WIDTH) ->
     table = _list_verbatim_extraction_lines(result, leaks, width, len(leaks.signals) + LINES)
     attacks = _attack_table_lines(result, known, width)
     # More lines of limits if the rest has room.
-    members = result.benchmark.records.get("members")
-    for most in (5, 4, 3, 2) if members and members.unread_parts else (3, 2):
+    for most in (5, 4, 3, 2) if coverage.list_unread_parts(result) else (3, 2):
         bottom = _lay_out_entries(
             (*body, _build_limitations_screen_entry(result, leaks, remarks, most), *after),
             width,

@@ -204,10 +204,13 @@ def test_splits_files_and_columns_that_are_not_read_are_said_with_the_records(
     )
     counts = replace(made.benchmark.records["members"], unread_parts=parts)
     benchmark = replace(
-        made.benchmark, records={"members": counts}, unread_columns=("turns", "notes")
+        made.benchmark,
+        records={"members": counts, "nonmembers": replace(counts, unread_parts=parts[:1])},
+        unread_columns=("turns", "notes"),
     )
     made = replace(made, benchmark=benchmark)
-    expected = f"41 of 141 records audited (6 too short); {'; '.join(parts)}"
+    of_others = f"non-members: {parts[0]}"
+    expected = f"41 of 141 records audited (6 too short); {'; '.join([*parts, of_others])}"
     assert coverage.format_coverage(made) == expected
     for text in (markdown.render_markdown_report(made), html.render_html_report(made)):
         assert expected in text and "turns, notes" in text
