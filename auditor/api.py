@@ -246,11 +246,16 @@ def open_prepared_audit(
         # mode.
         stack.enter_context(live_models.restore_training_state(*live_objects.values()))
         live = {}
-        for name, argument in live_objects.items():
-            live[name] = live_models.wrap_live_model(argument, tokenizer)
+        names = {}
+        for role, argument in models.items():
+            if role in live_objects:
+                live[role] = live_models.wrap_live_model(argument, tokenizer)
+                names[role] = live_models.name_live_model(argument)
+            elif argument is not None:
+                names[role] = str(argument)
         values = {**plan, "command": "audit()", **_read_live_placement(live)}
         values |= stack.enter_context(_open_row_files({name: values.get(name) for name in _ROWS}))
-        values |= _name_plan_models(models, live) | _name_plan_plugins(plan, attacks, defenses)
+        values |= names | _name_plan_plugins(plan, attacks, defenses)
         # A plan is written as JSON, so paths must be text.
         for name, argument in values.items():
             if isinstance(argument, Path):
@@ -270,21 +275,6 @@ def open_prepared_audit(
         class_names = dict(zip(objects, map(name_python_class, objects.values()), strict=True))
         checked_plan = dataclasses.replace(checked_plan, objects=class_names)
         yield run.Site(checked_plan, reporter, live=live, objects=objects)
-
-
-def _name_plan_models(
-    models: Mapping[str, Any], live: Mapping[str, LanguageModel]
-) -> dict[str, str]:
-    """Return the plan's names of models, keyed by role. `live` holds the models in memory."""
-    from auditor.runs.live_models import name_live_model
-
-    names = {}
-    for role, argument in models.items():
-        if role in live:
-            names[role] = name_live_model(argument)
-        elif argument is not None:
-            names[role] = str(argument)
-    return names
 
 
 def _name_plan_plugins(

@@ -327,7 +327,9 @@ def test_trainers_say_what_they_are_and_train(
 
 
 @pytest.mark.parametrize(
-    "kind", registry.list_benchmarks().values(), ids=registry.list_benchmarks()
+    "kind",
+    registry.list_plugin_classes()["Benchmark"].values(),
+    ids=registry.list_plugin_classes()["Benchmark"],
 )
 def test_benchmarks_say_what_they_are(kind: type) -> None:
     assert describe_plugin(kind)

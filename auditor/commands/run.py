@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -206,6 +207,7 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
     base = {}
     if grid_flags.config:
         base = plan.read_plan_file(grid_flags.config, plan.GRID)
+    file = copy.deepcopy(base)
     if grid_flags.seeds is not None or "seed" in flags:
         # The flags win: a grid over the seeds of the file would override --seed.
         base.pop("seeds", None)
@@ -221,9 +223,8 @@ def _build_requested_plans(flags: options.Values, grid_flags: GridFlags) -> Plan
         base["seeds"] = plan.parse_seed_ranges(grid_flags.seeds)
     values = options.collect_plan_values(flags, base)
     if any(name in base for name in plan.GRID):
-        raw = plan.merge_plan_values(base, values)
-        points = plan.expand_plan_grid(raw)
-        plan.refuse_flags_without_effect(raw, values)
+        points = plan.expand_plan_grid(plan.merge_plan_values(base, values))
+        plan.refuse_flags_without_effect(file, values)
         return points
     return plan.make_plan(base, {**values, "command": console.get_command_line()})
 

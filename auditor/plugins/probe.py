@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from auditor.core.arrays import Bools, Floats, Ints
-from auditor.core.nouns import Observation, Secret
+from auditor.core.nouns import Observation, Secret, TokenLogProbs
 from auditor.core.result import Audited, Measurement
 from auditor.core.secret_table import STRINGS, SecretTable, build_secret_table
 from auditor.models.base import LanguageModel, read_long_texts
@@ -307,6 +307,34 @@ def batch_equal_shapes(
     for part in _read_windows((model,), table):
         for indices in group_equal_shapes(table.lengths[part], size):
             yield part[indices], *_load_tokens(table, part[indices], model.device)
+
+
+# the scores of a batch of secrets, and the ids of those that greedy decoding recites
+GreedyBatch = tuple[list[TokenLogProbs], list[str]]
+
+
+@torch.no_grad()
+def score_greedily(
+    model: LanguageModel, secrets: Sequence[Secret], at_once: int
+) -> Iterator[GreedyBatch]:
+    """Yield the scores of equally long secrets, and the ids of those that the model recites.
+
+    A secret is recited if each token of its suffix is the most likely one. `at_once` is the largest
+    number of secrets in a batch.
+    """
+    ids = build_secret_table(secrets).ids
+    for indices, prefixes, suffixes in batch_equal_shapes(model, secrets, at_once):
+        scores = list[TokenLogProbs]()
+        recited = list[str]()
+        # Parts of the batch: (rows, L) tokens and (rows, L, vocabulary) distributions.
+        for tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
+            is_hit = (distribution.argmax(-1) == tokens).all(-1).tolist()
+            part = ids[indices[: len(is_hit)]].tolist()
+            indices = indices[len(is_hit) :]
+            recited += itertools.compress(part, is_hit)
+            log_probs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+            scores += map(TokenLogProbs, part, map(tuple, log_probs.double().tolist()))
+        yield scores, recited
 
 
 def _read_windows(models: Sequence[LanguageModel], secrets: SecretTable) -> Iterator[Ints]:

@@ -25,7 +25,14 @@ from auditor.plugins.provider import Provider
 from auditor.plugins.trainer import Trainer
 
 _extra: dict[Path, types.ModuleType] = {}
-_KINDS: tuple[Any, ...] = (Attack, Probe, Defense, Trainer, Benchmark, Provider)
+_PACKAGES: Mapping[Any, str] = {  # by kind of plug-in
+    Attack: "auditor.attacks",
+    Probe: "auditor.attacks",
+    Defense: "auditor.defenses",
+    Trainer: "auditor.defenses",
+    Benchmark: "auditor.benchmarks",
+    Provider: "auditor.providers",
+}
 
 
 def load_plugin_file(path: Path) -> None:
@@ -43,8 +50,8 @@ def load_plugin_file(path: Path) -> None:
         raise
     except (Exception, SystemExit) as error:  # the user has to mend any error of the file
         raise _make_plugin_load_error(str(path), error) from error
-    if not any(_list_module_plugins(module, kind) for kind in _KINDS):
-        kinds = ", ".join(kind.__name__ for kind in _KINDS)
+    if not any(_list_module_plugins(module, kind) for kind in _PACKAGES):
+        kinds = ", ".join(kind.__name__ for kind in _PACKAGES)
         raise AuditError(
             f"expected a plug-in in {str(path)!r}, a subclass of {kinds} with a name, got none"
         )
@@ -56,11 +63,11 @@ def _make_plugin_load_error(description: str, error: BaseException) -> AuditErro
 
 
 def list_attacks() -> dict[str, type[Attack]]:
-    return _find_plugin_classes(Attack, "auditor.attacks")
+    return _find_plugin_classes(Attack)
 
 
 def list_probes() -> dict[str, type[Probe]]:
-    return _find_plugin_classes(Probe, "auditor.attacks")
+    return _find_plugin_classes(Probe)
 
 
 def list_methods() -> dict[str, type[Attack] | type[Probe]]:
@@ -86,11 +93,11 @@ def find_method_name(measures: str) -> str:
 
 
 def list_defenses() -> dict[str, type[Defense]]:
-    return _find_plugin_classes(Defense, "auditor.defenses")
+    return _find_plugin_classes(Defense)
 
 
 def list_trainers() -> dict[str, type[Trainer]]:
-    return _find_plugin_classes(Trainer, "auditor.defenses")
+    return _find_plugin_classes(Trainer)
 
 
 def list_mitigations() -> dict[str, type[Trainer]]:
@@ -102,12 +109,8 @@ def list_mitigations() -> dict[str, type[Trainer]]:
     }
 
 
-def list_benchmarks() -> dict[str, type[Benchmark]]:
-    return _find_plugin_classes(Benchmark, "auditor.benchmarks")
-
-
 def list_providers() -> dict[str, type[Provider]]:
-    return _find_plugin_classes(Provider, "auditor.providers")
+    return _find_plugin_classes(Provider)
 
 
 def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Provider, str]:
@@ -125,19 +128,12 @@ def resolve_model_provider(model: str, options: Mapping[str, Any]) -> tuple[Prov
 
 def list_plugin_classes() -> dict[str, dict[str, Any]]:
     """Return all plug-ins, keyed by kind (such as Attack) and then by name."""
-    return {
-        "Attack": list_attacks(),
-        "Probe": list_probes(),
-        "Defense": list_defenses(),
-        "Trainer": list_trainers(),
-        "Benchmark": list_benchmarks(),
-        "Provider": list_providers(),
-    }
+    return {kind.__name__: _find_plugin_classes(kind) for kind in _PACKAGES}
 
 
-def _find_plugin_classes(kind: Any, package: str) -> dict[str, Any]:
+def _find_plugin_classes(kind: Any) -> dict[str, Any]:
     classes: dict[str, Any] = {}
-    for module in _import_plugin_modules(package):
+    for module in _import_plugin_modules(_PACKAGES[kind]):
         for value in _list_module_plugins(module, kind):
             check_plugin_name(value.name)
             # One class under two names in its module is one plug-in.

@@ -134,7 +134,7 @@ def ask_worst_first(
     audit = replace(audit, population=frozenset(secret.id for secret in whole_benchmark.secrets))
 
     def narrowed(n_units: int, first: int = 0) -> Audit:
-        site.narrow_benchmark(narrow_benchmark_copy(whole_benchmark, units[first:n_units]))
+        site.benchmark = narrow_benchmark_copy(whole_benchmark, units[first:n_units])
         return replace(audit)  # a new object: cached properties of `audit` are stale
 
     n_asked = n_measured = _count_finished_units(audit, units)

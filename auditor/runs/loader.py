@@ -227,13 +227,6 @@ class SiteModels:
             or self._adapter_base_and_revision is not None
         )
 
-    def read_auto_dtype_as_float32(self) -> None:
-        """Make `--dtype auto` mean float32, which some attacks need.
-
-        Call this before models are loaded.
-        """
-        self.loading = self.loading.resolve_auto_dtype()
-
     def check_plan_model_is_obtainable(self, fields: Sequence[str]) -> None:
         """Raise AuditError if a model cannot be loaded with the plan's options.
 

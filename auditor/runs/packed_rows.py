@@ -19,7 +19,7 @@ from auditor.core.arrays import Bools, Floats
 from auditor.core.nouns import Secret, Tokens, select_evenly_spaced
 from auditor.core.result import Doubt
 from auditor.models.base import LanguageModel, ReadsPositions
-from auditor.plugins.probe import batch_equal_shapes
+from auditor.plugins.probe import score_greedily
 from auditor.runs.likeliest_reading import bound_mean_gain
 
 RECORDS = 64  # most records read in each context
@@ -132,7 +132,6 @@ def _choose_compared_records(
     return select_evenly_spaced(fitting, RECORDS)
 
 
-@torch.no_grad()
 def _recite(
     model: LanguageModel, secrets: Sequence[Secret], before: Sequence[Sequence[Tokens]]
 ) -> _Recitation:
@@ -143,14 +142,11 @@ def _recite(
         extended.append(replace(secret, prefix=tokens + secret.prefix))
     is_greedy = np.zeros(len(extended), bool)
     log_prob = np.zeros(len(extended))
-    for indices, prefixes, suffixes in batch_equal_shapes(model, extended, _AT_ONCE):
-        greedy = []
-        likely = []
-        for true, distribution in model.teacher_forced_distributions(prefixes, suffixes):
-            greedy.append((distribution.argmax(-1) == true).all(-1))
-            likely.append(distribution.gather(-1, true.unsqueeze(-1)).squeeze(-1))
-        is_greedy[indices] = torch.cat(greedy).cpu().numpy()
-        log_prob[indices] = torch.cat(likely).double().sum(-1).cpu().numpy()
+    indices = {secret.id: i for i, secret in enumerate(extended)}
+    for scores, recited in score_greedily(model, extended, _AT_ONCE):
+        is_greedy[list(map(indices.__getitem__, recited))] = True
+        for score in scores:
+            log_prob[indices[score.secret]] = sum(score.log_probs)
     return _Recitation(is_greedy, log_prob)
 
 

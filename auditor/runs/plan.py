@@ -122,7 +122,7 @@ def parse_one_plugin_options(flag: str, items: Sequence[str], name: str) -> dict
 
 
 def merge_plugin_options(
-    name: str, options: Options, defaults: Mapping[str, Any], fields: Sequence[str]
+    name: str, options: Options, defaults: Mapping[str, Any], fields: Collection[str]
 ) -> dict[str, Any]:
     """Merge a plug-in's options.
 
@@ -255,13 +255,17 @@ def expand_plan_grid(raw: Mapping[str, Any]) -> list[GridPoint]:
     return points
 
 
-def refuse_flags_without_effect(raw: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+def refuse_flags_without_effect(file: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
     """Raise AuditError for a flag whose value a sweep or a variant replaces.
 
-    `raw` is a plan that `expand_plan_grid` accepts, and `flags` the plan fields set by flags.
+    Flags override a plan file, except its sweeps and variants.
+
+    Args:
+        file: a plan file's values, which `expand_plan_grid` accepts.
+        flags: the plan fields set by flags.
     """
-    replaced = set(raw.get("sweep", {}))
-    for variant in raw.get("variant", []):
+    replaced = set(file.get("sweep", {}))
+    for variant in file.get("variant", []):
         replaced |= _list_value_names(variant) | set(variant.get("sweep", {}))
     for name in sorted(_list_value_names(flags) & replaced):
         raise AuditError(

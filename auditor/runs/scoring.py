@@ -35,7 +35,7 @@ from auditor.models.base import LanguageModel, compute_text_nlls, implies_capabi
 from auditor.models.decoding import GREEDY
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
-from auditor.plugins.probe import batch_equal_shapes
+from auditor.plugins.probe import GreedyBatch, batch_equal_shapes, score_greedily
 from auditor.runs.audit import Audit, RunContext, Target
 from auditor.runs.targets import Targets, sort_by_lengths
 from auditor.statistics import intervals
@@ -50,8 +50,6 @@ _SLOW = 5.0  # seconds after which the first batch's number is announced
 Keep = Callable[[list[TokenLogProbs], int], None]
 # yields the scores of items, in batches
 Score = Callable[[RunContext, Target, Sequence[Any]], Iterator[Any]]
-# the scores of a batch of secrets, and the ids of those that greedy decoding recites
-GreedyBatch = tuple[list[TokenLogProbs], list[str]]
 LIKELIHOOD = "likelihood"  # mean log-probability of a secret's true tokens, nats
 # probability of the complete suffix at temperature 1 above which extraction is likely
 _LIKELY = 0.5
@@ -230,29 +228,6 @@ def mark_greedy_hits(
             keep(scores, len(hits))
     ids = build_secret_table(secrets).ids
     return np.fromiter(map(hits.__contains__, ids), bool, len(ids))
-
-
-@torch.no_grad()
-def score_greedily(
-    model: LanguageModel, secrets: Sequence[Secret], at_once: int
-) -> Iterator[GreedyBatch]:
-    """Yield the scores of equally long secrets, and the ids of those that the model recites.
-
-    A secret is recited if each token of its suffix is the most likely one. `at_once` is the largest
-    number of secrets in a batch.
-    """
-    ids = build_secret_table(secrets).ids
-    for indices, prefixes, suffixes in batch_equal_shapes(model, secrets, at_once):
-        scores = list[TokenLogProbs]()
-        recited = list[str]()
-        # Parts of the batch: (rows, L) tokens and (rows, L, vocabulary) distributions.
-        for tokens, distribution in model.teacher_forced_distributions(prefixes, suffixes):
-            is_hit = (distribution.argmax(-1) == tokens).all(-1).tolist()
-            part, indices = ids[indices[: len(is_hit)]].tolist(), indices[len(is_hit) :]
-            recited += compress(part, is_hit)
-            log_probs = distribution.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-            scores += map(TokenLogProbs, part, map(tuple, log_probs.double().tolist()))
-        yield scores, recited
 
 
 def _score_target_greedily(

@@ -233,7 +233,6 @@ def select_plugins(site: Site) -> PluginSelection:
         site.default_defense_options,
         site.objects,
     )
-    refuse_unused_options("-D", choices.defense_options, _list_plugin_options(defenses))
     for defense in defenses:
         site.refuse_unservable_defense(defense)
 
@@ -242,9 +241,9 @@ def select_plugins(site: Site) -> PluginSelection:
             site.missing_input_phrase(control) or site.is_control_the_undefended_model(control)
         )
 
-    # Set the dtype before loading any model.
+    # Set the precision before loading any model.
     if choices.relearn is not None or any(plugin.float32 for plugin in (*methods, *defenses)):
-        site.read_auto_dtype_as_float32()
+        site.loading = site.loading.resolve_auto_dtype()
     settings = tuple(
         setting for name, setting in SETTINGS.items() if plan.attacks.setting in (name, "both")
     )
@@ -267,15 +266,11 @@ def select_plugins(site: Site) -> PluginSelection:
 
 def _build_methods(site: Site) -> list[Attack | Probe]:
     plan = site.plan.attacks
-    options = plan.attack_options
-    if plan.samples is not None:
-        # In this order, so that `-A samples=` overrides `--samples`.
-        options = {**options, "": {"samples": plan.samples, **options.get("", {})}}
     known = registry.list_methods()
     methods: list[Attack | Probe] = _build_plugins(
         "attack",
         plan.attack,
-        options,
+        plan.attack_options,
         known,
         _default_attack_options(site, known),
         site.objects,
@@ -283,7 +278,6 @@ def _build_methods(site: Site) -> list[Attack | Probe]:
     if plan.samples is not None and not any(method.draws_samples for method in methods):
         names = ", ".join(dict.fromkeys(plan.attack))
         raise AuditError(f"expected an attack that draws samples with --samples, got {names}")
-    refuse_unused_options("-A", plan.attack_options, _list_plugin_options(methods))
     _note_options_without_distributions(site, methods)
     for method in methods:
         if builtin := sorted(filter(is_builtin_metric, method.metrics)):
@@ -308,7 +302,7 @@ def _default_attack_options(
 
     Some defaults are chosen for the audit's models and data. An attack or probe may also declare
     defaults for an audit without a reference model, and for a model without next-token
-    distributions. The user's options later override all of these.
+    distributions. `--samples` overrides these, and the user's options override all of them.
 
     Args:
         known: classes of attacks and probes, keyed by name.
@@ -320,6 +314,8 @@ def _default_attack_options(
             options |= kind.without_reference
         if site.is_model_asked_over_network:
             options |= kind.without_distributions
+        if site.plan.attacks.samples is not None and "samples" in get_option_defaults(kind):
+            options["samples"] = site.plan.attacks.samples
         defaults[name] = options
     return defaults
 
@@ -347,7 +343,7 @@ def _build_plugins(
 ) -> list[Any]:
     """Build each named plug-in from default options and the user's options.
 
-    An object in `objects` is used unchanged.
+    An object in `objects` is used unchanged. Raise AuditError for an option that none has.
 
     Args:
         kind: kind of plug-in, for error messages.
@@ -358,17 +354,14 @@ def _build_plugins(
         objects: Python objects, keyed by role.
     """
     chosen: list[Any] = []
+    fields: dict[str, list[str]] = {}
     for name in dict.fromkeys(names):
-        if (instance := objects.get(f"{kind} {name}")) is not None:
-            chosen.append(instance)
-            continue
-        fields = []
-        if name in known:
-            fields = list(get_option_defaults(known[name]))
-        values = merge_plugin_options(name, options, defaults.get(name, {}), fields)
-        chosen.append(build_plugin(kind, known, name, values))
+        plugin = objects.get(f"{kind} {name}")
+        if plugin is None:
+            option_names = get_option_defaults(known[name]) if name in known else {}
+            values = merge_plugin_options(name, options, defaults.get(name, {}), option_names)
+            plugin = build_plugin(kind, known, name, values)
+        chosen.append(plugin)
+        fields[name] = list(get_option_defaults(type(plugin)))
+    refuse_unused_options(f"-{kind[0].upper()}", options, fields)
     return chosen
-
-
-def _list_plugin_options(chosen: Sequence[Attack | Probe | Defense]) -> dict[str, list[str]]:
-    return {plugin.name: list(get_option_defaults(type(plugin))) for plugin in chosen}

@@ -159,10 +159,6 @@ class Site(SiteModels):
         benchmark.canaries = tuple(alias_secrets(benchmark.canaries, key))
         return benchmark
 
-    def narrow_benchmark(self, benchmark: Benchmark) -> None:
-        """Replace the benchmark by a part of it; the run then covers only this part's secrets."""
-        self.__dict__["benchmark"] = benchmark  # the cached property reads this entry
-
     @property
     def reference_fault_sentence(self) -> str:
         """Sentence that the reference model was trained on private data; "" if it was not."""

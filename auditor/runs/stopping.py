@@ -184,10 +184,10 @@ def digest_run_stopping_rules(stops: Mapping[CellKey, StoppingRule]) -> str:
     for row, stop in stops.items():
         # `repr` of a float is exact.
         digest.update(repr((row, stop.width, stop.rules, stop.level, stop.require)).encode())
-        for name, values in () if stop.base is None else stop.base.values.items():
-            digest.update(
-                repr((name, stop.base and tuple(stop.base.ids), values.tolist())).encode()
-            )
+        if stop.base is not None:
+            ids = tuple(stop.base.ids)
+            for name, values in stop.base.values.items():
+                digest.update(repr((name, ids, values.tolist())).encode())
     return digest.hexdigest() if stops else ""
 
 

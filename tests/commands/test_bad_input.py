@@ -370,6 +370,11 @@ def test_plans_that_ask_for_nothing_there_is(plan: str, tmp_path: Path, refuses:
     refuses("run", "--config", "{t}/plan.toml", "-o", "{t}/x")
 
 
+def test_a_flag_does_not_yield_to_a_grid_of_the_plan_file(tmp_path: Path, refuses: Any) -> None:
+    (tmp_path / "plan.toml").write_text("[sweep]\nsamples = [1, 10]")
+    refuses("run", "--config", "{t}/plan.toml", "--samples", "5", "-o", "{t}/x")
+
+
 POLICIES = [
     *(
         "rules = 5",
@@ -452,7 +457,6 @@ OPTIONS = [
         for v in ("", "a", "=1", "seed=1,2", "lab_recipe.batch=1:2:1e-9", "lab_recipe.batch=-1,0")
     ),
     ["run", "--sweep", "lab_recipe.batch=1:9999:1", "--seeds", "0-99"],
-    ["run", "--sweep", "ethicist.samples=1,10", "-A", "ethicist.samples=5"],
     *(
         ["run", flag, "0"]
         for flag in ("--limit", "--samples", "--known-limit", "--prefix-length", "--suffix-length")
