@@ -285,8 +285,7 @@ def compose_query_epsilons(observations: Sequence[Observation], relation: str) -
     """
     loss = float(value_column(observations, f"loss_{relation}").sum())
     order = observations[0].values[f"order_{relation}"]
-    # Identical distributions cost 0, without the constant that the conversion to epsilon adds
-    # (formulas B2.5).
+    # Identical distributions cost 0, without the constant that the conversion to epsilon adds.
     if loss:
         return max(0.0, loss + compute_renyi_conversion_penalty(order, DELTA))
     return 0.0

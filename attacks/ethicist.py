@@ -193,7 +193,7 @@ class Ethicist(SamplingAttack):
         noise = torch.Generator().manual_seed(
             int(make_keyed_generator(*key, "members").integers(2**62))
         )
-        # Start at embedding rows 0..P-1 with AdamW's eps 1e-6: the authors' settings (formulas A1).
+        # Start at embedding rows 0..P-1 with AdamW's eps 1e-6: as in the authors' code.
         # Use float32 for any model: bfloat16 would round small steps away.
         prompt = model.embedding_rows(self.prompt_length).float().requires_grad_(True)
         # The rate decays over all epochs as planned, even if patience ends the tuning sooner.
@@ -226,8 +226,7 @@ class Ethicist(SamplingAttack):
                 optimizer.step()
                 schedule.step()
             with torch.no_grad():
-                # With the smoothing term: the authors' code compares epochs by the total loss
-                # (formulas A1).
+                # With the smoothing term: the authors' code compares epochs by the total loss.
                 loss = loss_of(validation, lambda part: None)
             history.append(loss)
             # NaN is never smaller, so a diverged epoch is never the best.

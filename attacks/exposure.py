@@ -242,8 +242,7 @@ class _CanarySpaceRanking:
         nll = tries.compute_continuation_nlls(view.target, context, tails)
         uniform = [self.tokens[text][len(tree.head) :] for text in self.references]
         references = tries.compute_continuation_nlls(view.target, context, uniform)
-        # Ties count against exposure (formulas B6), including those that float noise may have
-        # split.
+        # Ties count against exposure, including those that float noise may have split.
         limits = tries.add_tie_margin(nll)
         nodes = self.probe.nodes
         # Without a budget one search serves all: a canary's count does not depend on the other
@@ -278,7 +277,8 @@ class _CanarySpaceRanking:
             else:
                 most = least
             estimate = exposure.RankEstimate(least, least, most)
-            # For a canary that was never inserted, P(exposure >= e) <= 2^-e (formulas A8).
+            # For a canary that was never inserted, P(exposure >= e) <= 2^-e, as its rank is
+            # uniform.
             null_p = 2.0 ** -exposure.compute_exposure(most, self.space.bits)
             values = self._compute_canary_exposure(x, estimate, null_p, references, distribution)
             exposures.append({**values, "exact": float(not n_unseen), "estimated": 0.0})

@@ -293,7 +293,7 @@ class ExtractionProbability(DistributionProbe):
             "the length of the suffix"
         )
         if len(np.unique(build_secret_table(secrets).lengths[:, 1])) == 1:
-            # The ceil((1 - alpha)(n + 1))-th smallest of n controls (formulas A7).
+            # The ceil((1 - alpha)(n + 1))-th smallest of n controls: a conformal threshold.
             note = (
                 f"log p above {threshold:.4g} nats, which {len(controls)} non-members set at alpha "
                 f"{self.alpha:g}"
@@ -327,7 +327,7 @@ class ExtractionProbability(DistributionProbe):
         for end, log_p in ends:
             numbers[f"extraction_probability{end}"] = compute_any_sample_probability(log_p, 1)
         for n, (end, log_p) in itertools.product(counts, ends):
-            # 1 - (1 - p)^n (formulas A4), by log1p, since p may be far below the resolution of
+            # 1 - (1 - p)^n, by log1p, since p may be far below the resolution of
             # 1 - p.
             numbers[f"expected_any_of_{n}{end}"] = compute_any_sample_probability(log_p, n)
         for n, p, (end, log_p) in itertools.product(counts, self.discoverability_levels(), ends):

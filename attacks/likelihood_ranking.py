@@ -55,7 +55,7 @@ class ExactProbabilityRanking(SamplingAttack):
     samples miss a suffix of probability 0.01 in 37 of 100 cases.
 
     q is a better score than nll. Temperature and truncation penalise a single unlikely token more,
-    and such tokens are typical of unmemorised text. This method is ours (formulas A5).
+    and such tokens are typical of unmemorised text. This method is ours.
     """
 
     name = "exact"
@@ -273,5 +273,5 @@ def score_against_reference_nll(nll: Tensor, reference: Tensor, form: str) -> Te
     if form == "perplexity-ratio":
         # ppl / ppl_ref in one exponent: either may overflow.
         return -torch.exp(nll - reference)
-    # `loss / compareloss`, as the authors of Ethicist compute it (formulas A2).
+    # `loss / compareloss`, as the authors of Ethicist compute it.
     return -(nll / reference)

@@ -225,7 +225,7 @@ class Membership(MembershipProbe):
             return {}
         suffix = view.tokenizer.decode([*secret.suffix])
         text = view.tokenizer.decode([*secret.prefix, *secret.suffix])
-        # `mean` is a log-probability: signs are those of formulas A2.
+        # `mean` is a log-probability: each score is higher for members.
         scores = {
             "zlib": mean / count_compressed_bytes(suffix),
             "characters": float(len(text)),

@@ -212,8 +212,7 @@ def bound_near_verbatim_probability(
         )
         children = torch.where(near, children, -torch.inf)
         if position + 1 == length:
-            # The texts are distinct, so probabilities add up, and dropped beams only lower the sum
-            # (formulas A6).
+            # The texts are distinct, so probabilities add up, and dropped beams only lower the sum.
             least = _sum_near_verbatim(owner, children.logsumexp(-1), count)
             most = torch.logaddexp(least, dropped).clamp(max=0.0)
             return NearVerbatimBounds(least, most, _sum_near_verbatim(owner, exact, count))

@@ -1,7 +1,7 @@
 """Implement ADP (Wu et al. 2022): DP-SGD with less noise for batches that look public.
 
-`adp` is the published algorithm, which has no guarantee. `adp-sound` is a variant with a proof
-(formulas B4).
+`adp` is the published algorithm, which has no guarantee. `adp-sound` is a variant with a proof:
+its noise is constant, and it clips rare records hardest.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Adp(PrivateTraining):
 
     def choose_unit_treatment(self, job: TrainingJob, examples: Sequence[Tokens]) -> UnitTreatment:
         # Scale over the data set. Each rho then depends on all records, which is another reason why
-        # there is no promise (formulas B4 (iii)).
+        # there is no promise.
         log_perplexities = compute_log_perplexities(job.public, examples)
         rho = scale_perplexities_within_data(log_perplexities, self.normalise)
         # Gradient canaries are numbered after the records, and count as entirely private.
@@ -69,7 +69,7 @@ class Adp(PrivateTraining):
     ) -> PrivacyRecord:
         """Return a record without a guarantee.
 
-        The record has the epsilon that constant noise scales would have (formulas B4).
+        The record has the epsilon that constant noise scales would have.
         """
         dp_sgd_record = super().make_privacy_record(trained, treatment, terms)
         if not trained.moved:
@@ -83,8 +83,8 @@ class Adp(PrivateTraining):
             mean_epsilon = compute_tightest_epsilon(mean_sigma, *sampling)[0]
         if least_sigma:
             least_epsilon = compute_quick_rdp_epsilon(least_sigma, *sampling)
-        # None is a bound: the noise itself reveals a scale that depends on the batch (formulas B4
-        # (i)).
+        # None is a bound: the noise itself reveals a scale that depends on the batch
+        # (Wu et al. 2022, Eq. 5).
         nominal = {
             "if the noise were not scaled": compute_tightest_epsilon(terms.sigma, *sampling)[0],
             NOMINAL: mean_epsilon,

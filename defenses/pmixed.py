@@ -111,11 +111,11 @@ class PMixed(BudgetedDefense):
             radius = find_largest_sound_radius(
                 self.adjacency, self.epsilon, self.delta, self.alpha, queries, self.q, members
             )
-            # formulas B2.5: forward divergence only, and lambda <= 1 - e^-s with s = r.
+            # The rule with a proof: forward divergence only, and lambda <= 1 - e^-s with s = r.
             cap = -math.expm1(-radius)
             radii = (radius,) * members
             return PMixedMemberProjection(self.alpha, radii, cap=cap, two_sided=False)
-        # The paper's beta depends on the size of the subset, not on N (formulas B2.1).
+        # The paper's beta depends on the size of the subset, not on N (its Section 5.2).
         budget = (self.epsilon, self.delta, self.alpha, queries, self.q)
         sized_radii = []
         for size in range(1, members + 1):
@@ -143,7 +143,7 @@ class PMixed(BudgetedDefense):
         members = scenario.ensemble.size
         projection = self._make_projection(queries, members)
         share = compute_rdp_budget(self.epsilon, self.delta, self.alpha) / queries
-        # The projection does not control orders above alpha (formulas B2.5).
+        # The projection does not control orders above alpha.
         claims = list(product(self._list_claimed_adjacencies(), range(2, self.alpha + 1)))
         if self.accounting == "published":
             # D_k <= D_alpha: the claim holds at every order up to alpha.

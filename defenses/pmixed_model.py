@@ -57,8 +57,9 @@ class PMixedMemberProjection:
     ) -> Tensor:
         """Return the mixing weight lambda of each distribution, of shape (...), without gradients.
 
-        The equation is in formulas A5. log_p, log_p0: (..., V), in nats, of the members and of the
-        public model. radius: in nats, either a single one or one per distribution.
+        This solves Eq. 5 of Flemings et al. (2024). log_p, log_p0: (..., V), in nats, of the
+        members and of the public model. radius: in nats, either a single one or one per
+        distribution.
         """
         if self.radii[0] == math.inf:  # set by `build_unmixed_projection`
             shape = torch.broadcast_shapes(log_p.shape[:-1], torch.as_tensor(radius).shape)
@@ -130,9 +131,9 @@ class EnsembleModel(WrappingModel):
 
 class PMixedModel(EnsembleModel):
     """Serve the mixed ensemble; a draw queries at most one member.
-
-    The model's distribution is that of the released token (formulas B2.4). served: a function that
-    maps the number of members to the projection. promise: the claim; None if there is no claim.
+    The model's distribution is that of the released token, over all subsets. served: a function
+    that maps the number of members to the projection. promise: the claim; None if there is no
+    claim.
     """
 
     def __init__(
@@ -159,7 +160,7 @@ class PMixedModel(EnsembleModel):
         for radius, share in zip(projection.radii, sizes[1:].tolist(), strict=True):
             if share > _NO_SHARE:
                 self.shares[radius] = self.shares.get(radius, 0.0) + share
-        # Exact for one radius: P(|S| > 0) = N w, w = (1 - (1 - q)^N) / N (formulas B2.4).
+        # Exact for one radius: P(|S| > 0) = N w, w = (1 - (1 - q)^N) / N.
         if len(set(projection.radii)) == 1:
             self.shares = {
                 projection.radii[0]: ensemble.size * compute_member_mixing_weight(q, ensemble.size)
@@ -195,7 +196,7 @@ class PMixedModel(EnsembleModel):
         """Return the exact distribution of the released token, of shape (..., V), in nats.
 
         The distribution is p0 + (1/N) sum_j Lambda_j (p_j - p0). Lambda_j is the mixing weight of
-        member j, averaged over subset sizes (formulas B2.4).
+        member j, averaged over subset sizes.
 
         distributions: (..., 1 + n, V), in nats, the public distribution p0 first. If only n < N
         members are given, the mean over these n members replaces that over all N.
@@ -431,7 +432,7 @@ def _check_radii(
             "projection", alpha, radius, torch.from_numpy(divergence(mixed, log_public, alpha))
         )
         if promised.cap < 1:
-            # cap = 1 - e^-s keeps D_inf(public || mixed) <= s (formulas B2.5).
+            # cap = 1 - e^-s keeps D_inf(public || mixed) <= s.
             lost = torch.from_numpy(realised_renyi(log_public, mixed, math.inf))
             yield DivergenceCheck("cap", math.inf, -math.log1p(-promised.cap), lost)
 
@@ -443,7 +444,7 @@ class _PMixedDrawRows(Rows):
 
     The subset size is n ~ Binomial(N, q). If n = 0, the token is drawn from p0. Otherwise it is
     drawn from a member, chosen uniformly, with the radius for n. The token then has the
-    distribution of the average over a Poisson subset (formulas A5).
+    distribution of the average over a Poisson subset, as all members are equally likely.
     """
 
     def __init__(

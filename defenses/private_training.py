@@ -189,7 +189,7 @@ class PrivateTraining(PoissonTraining):
         twice = (terms.sigma, terms.rate, 2 * trained.steps, terms.delta, earlier_steps)
         by_rdp = epsilon
         if accountant.endswith("PLD") and not flaw:
-            by_rdp = compute_rdp_epsilon(*mechanism)  # a cross-check of PLD (formulas B4)
+            by_rdp = compute_rdp_epsilon(*mechanism)  # a cross-check of PLD
         record = super().make_privacy_record(trained, treatment, terms)
         return dataclasses.replace(
             record,

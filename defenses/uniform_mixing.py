@@ -157,7 +157,7 @@ class UniformMixture:
     def epsilon(self, tokens: int = 1) -> float:
         """Return the pure-DP epsilon (nats) of `tokens` drawn tokens for any two private models."""
         # T (log(1 + (k - 1) weight) - log(1 - weight)), where k is the size of the support
-        # (formulas B1).
+        # (Majmudar et al. 2022, Eq. 2).
         return compute_uniform_mixing_epsilon(self.weight, self.top_k or self.vocab_size, tokens)
 
     def mix_next_token_distribution(self, distribution: Tensor, public: Tensor | None) -> Tensor:
@@ -313,8 +313,8 @@ class UniformMixingModel(WrappingModel):
 
         The worst case is a model that is certain of this model's least likely token.
         """
-        # One-hot distributions attain the bound (formulas B1, Tightness), and the first neighbour
-        # is one-hot.
+        # One-hot distributions attain the bound (Majmudar et al. 2022, Eq. 2), and the first
+        # neighbour is one-hot.
         others = []
         for index in range(1 if self.public is None else 2):
             others.append(self.neighbour_model(_RELATION, index))

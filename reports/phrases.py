@@ -520,9 +520,9 @@ def format_single_record_epsilon(claim: Claim) -> str:
     """Return the epsilon of a record in a shard: `for a single record in it, ε 18.9 (replace)`.
 
     If a record or user is added or removed, only the shard that holds its data changes, as if this
-    shard were replaced (formulas B2.2, F5). There is an exception for users: a new user may share
-    records with two other users. All three must then be in one shard, so the two others may have to
-    move. Return "" if no shards of records or users exist.
+    shard were replaced (against Section 5.3 of Flemings et al. 2024). There is an exception for
+    users: a new user may share records with two other users. All three must then be in one shard,
+    so the two others may have to move. Return "" if no shards of records or users exist.
     """
     replaced = claim.epsilon.get("replace")
     if not claim.whole or replaced is None:

@@ -98,9 +98,9 @@ def find_suffixes_above_threshold(
     """Find every suffix of `length` tokens whose decoding probability is >= threshold.
 
     The search is breadth-first. A node is a partial suffix, which is one input of the model. Nodes
-    below the threshold are dropped, so at most 1/threshold remain (formulas A5) and no suffix is
-    missed. If a secret would lose all its nodes, its most likely node is kept as a guess, and the
-    certificate says so.
+    below the threshold are dropped. Probabilities of one length sum to at most 1, so at most
+    1/threshold nodes remain, and no suffix is missed. If a secret would lose all its nodes, its
+    most likely node is kept as a guess, and the certificate says so.
 
     Args:
         model: the attacked model.

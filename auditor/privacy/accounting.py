@@ -33,7 +33,7 @@ def compute_uniform_mixing_epsilon(weight: float, vocab_size: int, queries: int 
         return 0.0
     if weight == 1:
         return math.inf
-    # log1p twice keeps its relative accuracy as weight -> 0 (formulas B1)
+    # log1p twice keeps its relative accuracy as weight -> 0 (Majmudar et al. 2022, Eq. 2)
     return queries * (math.log1p((vocab_size - 1) * weight) - math.log1p(-weight))
 
 

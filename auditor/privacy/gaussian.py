@@ -231,8 +231,8 @@ def compute_noise_scale_divergence(
     """Return the Renyi divergence (nats) of noise N(0, first^2 I) from N(0, second^2 I).
 
     The result is inf if the divergence is undefined. `parameters` is the dimension of the noise. If
-    the noise scale depends on the data, the scale by itself reveals this divergence (formulas B4
-    (i)).
+    the noise scale depends on the data, the scale by itself reveals this divergence, as in
+    ADP (Wu et al. 2022, Eq. 5 and 6).
     """
     mixed = order * second**2 + (1 - order) * first**2
     if mixed <= 0:

@@ -40,10 +40,10 @@ def compute_published_query_rdp(alpha: int, q: float, beta: float, subset_size: 
     require_unit_interval("q", q)
     require_nonnegative("beta", beta)
     # For an empty subset, for which the public model answers, the authors' code uses the formula
-    # for one member (formulas B2.1).
+    # for one member.
     size = max(1, require_count("subset_size", subset_size, 0))
     # With other members the factor is 4, by the triangle inequality of Theorem C.5, which is false
-    # at a single order (formulas B2.2, F1).
+    # at a single order: Hoelder's inequality needs a higher order on the right.
     factor = 1 if size == 1 else 4
     # Theorem 5.1: e^{(k-1) eps(k)} = (n - 1 + e^{(k-1) 4 beta k}) / n, so its excess over 1 is
     # expm1(.) / n. It is 0 for k = 0 and k = 1, whose probability is the bracket's first term, (1 -
@@ -99,8 +99,8 @@ def compute_subset_sizes(q: float, members: int) -> Floats:
 def compute_mean_member_weights(weights: Floats, q: float, members: int) -> Floats:
     """Return each member's share in one token's distribution, (..., n).
 
-    The distribution is public + sum_j share_j (member_j - public) (the collapse lemma, formulas
-    B2.4), because all members are equally likely to be in a subset of a given size.
+    The distribution is public + sum_j share_j (member_j - public), because all members are equally
+    likely to be in a subset of a given size.
 
     Args:
         weights: mixing weights of n <= N members for subset sizes 1..N, (..., N, n), or for all
@@ -171,8 +171,9 @@ def compute_sound_query_rdp(
     For zero_out and replace, the number of `members` does not change and is public. For add_remove,
     neighbours differ in this number; the bound does not use it, so the claim covers any number. The
     removal direction depends on an inequality that was checked numerically to 60 digits but is not
-    proved (formulas B2.5). zero_out and replace do not need this inequality, because our own
-    moments are tighter than those of B2.5. Raise AuditError on bad input.
+    proved; Theorem C.4 (Steinke 2022) states the same result. zero_out and replace do not need this
+    inequality, because they bound the moments of a member's ratio to the public model. Raise
+    AuditError on bad input.
     """
     alpha = require_renyi_order(alpha)
     require_unit_interval("q", q)
@@ -254,8 +255,8 @@ def _compute_fixed_member_terms(
     share = compute_member_mixing_weight(q, members)
     log_reach = math.log(-math.expm1(-cap))  # a member is >= (1 - reach) * public
     absent = math.exp(members * _log1m(q))
-    # b1 = 1 - w N c and b0 = 1 - w (N - 1) c of formulas B2.5, where c is `reach`; written as sums,
-    # which do not cancel.
+    # The answer is at least b1 = 1 - w N c times public, without one member b0 = 1 - w (N - 1) c,
+    # where c is `reach`; written as sums, which do not cancel.
     base_all = absent + (1 - absent) * math.exp(-cap)  # every member has its lowest probability
     base_others = base_all + share * math.exp(log_reach)  # the changed member is public
 
@@ -332,7 +333,7 @@ def _compute_add_remove_terms(alpha: int, q: float, radius: float, cap: float) -
     In the first case, only this member is sampled. Its divergence from the public distribution is
     at most max(radius, cap). In the second case, one other member is sampled, too. The divergence
     between the two members is at most radius + cap. With more members, the absent member's weight
-    is smaller (formulas B2.5).
+    is smaller.
     """
     # Theorem C.4's bracket minus 1: sum_k Bin(k; alpha, rate) (e^{(k-1) divergence} - 1), for k >=
     # 2.

@@ -221,7 +221,7 @@ def _solve_weight(moments: Tensor, budget: Tensor, max_weight: float) -> Tensor:
     (Minkowski), so Newton steps from an upper bound never pass the root.
     """
     alpha = len(moments) - 1
-    # Upper bounds (formulas B3): from a single term of E x^alpha, and from E x^alpha >= (E
+    # Upper bounds of the weight: from a single term of E x^alpha, and from E x^alpha >= (E
     # x^2)^(alpha/2).
     one_term = torch.exp((budget - moments[alpha]) / alpha)
     square = torch.exp((_log_expm1(2 * budget / alpha) - _log_expm1(moments[2])) / 2)

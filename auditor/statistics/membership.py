@@ -111,7 +111,7 @@ def score_windows(delta: Floats, windows: tuple[int, ...] = WINDOWS) -> float:
 def compute_logit_confidence(mean_log_prob: Floats) -> Floats:
     """Return log(p / (1 - p)) for p = exp(mean log-probability).
 
-    LiRA assumes this logit to be normal (formulas A9).
+    LiRA assumes this logit to be normal (Carlini et al. 2022).
     """
     nll = np.maximum(-np.asarray(mean_log_prob, dtype=float), _LEAST_LOSS)
     # log p - log(1 - p); expm1 keeps the digits of 1 - p if p is near 1.

@@ -418,15 +418,16 @@ def check_published_pmixed_claim(query: GivenDistributions, options: Options) ->
 def check_published_adp_claim(query: GivenDistributions, options: Options) -> Checks:
     """Check one step of ADP on two batches: with and without a record of privacy probability 1.
 
-    See formulas B4 (i). options: options of the mechanism.
+    The batches get noise of different scales (Wu et al. 2022, Eq. 5 and 6). options: options of the
+    mechanism.
     """
     scale = float(query.setting["scale"])
     batch = int(query.setting["batch"])
     sigma = float(options["sigma"])
     delta = float(options["delta"])
     order = 2
-    # ADP scales its noise by the batch's mean privacy probability (formulas B4): without a record
-    # of probability 1 that mean is smaller.
+    # ADP scales its noise by the batch's mean privacy probability (Wu et al. 2022, Eq. 5):
+    # without a record of probability 1 that mean is smaller.
     without = (scale * batch - 1) / (batch - 1)
     # Mironov 2017, Corollary 3: a gradient of norm C, constant noise.
     charged = order / (2 * (scale * sigma) ** 2)
@@ -452,7 +453,7 @@ def check_published_uniform_mixing_claim(query: GivenDistributions, options: Opt
     public = FixedDistribution(query.public)
     served = defense.protect(Scenario(FixedDistribution(query.private), public, None, 1, 1))
     other = defense.protect(Scenario(FixedDistribution(query.other), public, None, 1, 1))
-    # Pure, of order infinity, and attained by two one-hot distributions (formulas B1).
+    # Pure epsilon (Majmudar et al. 2022, Eq. 2), which two one-hot distributions attain.
     epsilon = compute_uniform_mixing_epsilon(defense.weight, public.vocab_size)
     relation = "any_two_models"
     yield from check_published_query(

@@ -111,7 +111,7 @@ class ScaledOptimizer(DPOptimizer):
 
     In DP-SGD, both factors equal 1. ADP scales the noise (Wu et al. 2022, Eq. 6: z = gamma_B N(0,
     C^2 sigma^2 I)), which invalidates epsilon if the scale depends on the data. Clipping factors of
-    at most 1 leave the sensitivity at C (formulas B4, variant B).
+    at most 1 leave the sensitivity at C.
     """
 
     noise_multiplier: float

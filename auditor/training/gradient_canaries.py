@@ -250,7 +250,7 @@ class CanaryWatch:
         """Return the evidence for each canary in the size of this step's noise, (canaries,) nats.
 
         This is the log-likelihood ratio of the deviation `noise_with` to `noise_without`; it is 0
-        if both are equal (formulas B4, (i)).
+        if both are equal. ADP's noise depends on the batch (Wu et al. 2022, Eq. 5 and 6).
         """
         energy = 0.0
         n_values = 0

@@ -250,7 +250,7 @@ def test_the_radius_of_another_subset_size_is_caught() -> None:
 
 
 def test_a_radius_that_depends_on_the_number_of_members_is_caught() -> None:
-    """Formulas B2.5, "Correction": solved from N, it is another one for the neighbour without a
+    """Solved from N, the radius is another one for the neighbour without a
     member."""
     held = build_fixed_ensemble((5.62e-4, 1 - 5.62e-4), (0.999, 0.001), (1e-13, 1 - 1e-13))
     sound = PMixed(q=1.0, adjacency="add_remove")
@@ -272,7 +272,7 @@ def test_a_radius_that_depends_on_the_number_of_members_is_caught() -> None:
 
 
 def test_the_published_rule_is_caught_where_it_fails() -> None:
-    """V3 of formulas B2.3: 16 members, 1.38 times the claim; and the place that shows it is
+    """16 members, 1.38 times the claim; and the place that shows it is
     named."""
     held = build_fixed_ensemble((0.145, 0.855), *[(0.0, 1.0)] * 11, (1.0, 0.0), *[(0.0, 1.0)] * 4)
     model = PMixed(accounting="published", alpha=3, q=0.03).protect(scenario(held, 1024))

@@ -288,7 +288,7 @@ def test_tokens_that_do_not_come_from_the_distribution_contradict_the_claim() ->
 
 
 def test_the_published_rule_is_refuted_at_one_member() -> None:
-    """Formulas B2.2, F2: the sum takes beta k for what may be beta alpha; the higher alpha, the
+    """The sum of Theorem C.4 takes beta k for what may be beta alpha; the higher alpha, the
     more it leaves out."""
     defense = PMixed(epsilon=1.0, alpha=20, q=0.03, accounting="published")
     case = scenario(build_fixed_ensemble((0.145, 0.855), (1.0, 0.0)), 64)

@@ -226,7 +226,7 @@ def test_leaving_a_member_out_of_real_models_stays_within_the_claimed_divergence
 
 
 # Two tokens behind one public distribution: a member, and the neighbour without it, each as
-# `protect` serves it (B2.5)
+# `protect` serves it
 COUNTEREXAMPLE = ([5.62e-4, 1 - 5.62e-4], [0.999, 0.001], [1e-13, 1 - 1e-13])
 
 

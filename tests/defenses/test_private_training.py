@@ -546,7 +546,7 @@ def test_normalisations() -> None:
 
 @pytest.mark.parametrize("how", ["min-max", "rank"])
 def test_adps_probabilities_depend_on_everyone_and_the_sound_ones_do_not(how: Any) -> None:
-    """Flaw (iii) of formulas B4: one odd record moves all others' noise. A record's own clip is its
+    """Eq. 5 of Wu et al. (2022): one odd record moves all others' noise. A record's own clip is its
     own business."""
     p = np.log([3.0, 4.0, 6.0])
     odd = np.append(p, np.log(600.0))

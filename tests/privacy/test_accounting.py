@@ -429,7 +429,7 @@ def test_distributions_of_eighty_neighbours_keep_their_precision_and_cost_one_pa
 
 
 def test_draws_with_replacement_have_the_same_distribution() -> None:
-    """The authors' code draws the subset with replacement (B2.2): another service, the same
+    """The authors' code draws the subset with replacement: another service, the same
     distribution."""
     rng = np.random.default_rng(3)
     public, *distributions = rng.dirichlet(np.ones(4), size=5)
@@ -643,8 +643,8 @@ RADII = {  # cap None (= radius), .5, 1, 1.5, 2, 50
 
 @pytest.mark.parametrize("adjacency", ADJACENCIES)
 def test_sound_radius_table_1(adjacency: mixing.Adjacency) -> None:
-    """B2.5's radii: ours is the same where its moments are, and no smaller where ours are
-    tighter."""
+    """Radii by simpler moments: ours is the same where these moments are, and no smaller where ours
+    are tighter."""
     for cap, radius in zip((None, 0.5, 1, 1.5, 2, 50), RADII[adjacency], strict=True):
         if radius is None:
             with pytest.raises(AuditError, match=r"no radius fits 1024 queries .* lower the cap"):
@@ -769,8 +769,8 @@ def add_remove_twin(alpha: int, q: float, members: int, radius: float, cap: floa
 
 
 def of_known_number(alpha: int, q: float, members: int, radius: float, cap: float) -> float:
-    """What formulas B2.5 gives where the larger of the neighbours has so many members, and both
-    have one radius."""
+    """The bound by simpler moments, where the larger of the neighbours has so many members, and
+    both have one radius."""
     q, radius, cap = mpf(q), mpf(radius), mpf(cap)
     total = (1 - q) ** (members - 1) * bracket(alpha, q, max(radius, cap))
     for size in range(1, members):
@@ -1030,7 +1030,7 @@ def test_sound_radius_is_the_largest_that_fits(
 
 
 def test_long_runs_fit_a_radius() -> None:
-    """The moments of order 3 and more vanish with the radius, as those of B2.5 do not."""
+    """The moments of order 3 and more vanish with the radius, as the simpler ones do not."""
     for adjacency in ("zero_out", "replace"):
         assert mixing.find_largest_sound_radius(adjacency, 8, DELTA, 4, 96_000, 1.0, 16) > 1e-3  # type: ignore[arg-type]
 

@@ -1,4 +1,4 @@
-"""Accounting of the subsampled Gaussian: the known answers of formulas B4, and the noise solved
+"""Accounting of the subsampled Gaussian: known answers of other libraries, and the noise solved
 for."""
 
 from __future__ import annotations

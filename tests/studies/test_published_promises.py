@@ -115,8 +115,8 @@ def test_dp_fusion_over_many_tokens(
 
 
 def test_dp_fusion_has_no_bound_by_its_radius_where_a_word_is_rare(found: Found) -> None:
-    """Formulas B2.2 (F1): neither 4 D / alpha nor 4 D is enough; the rarer, the less. By hand: both
-    weights are 1."""
+    """The triangle inequality fails at one order: neither 4 D / alpha nor 4 D is enough; the rarer,
+    the less. By hand: both weights are 1."""
     name = "a word that is rare behind the redacted text"
     replaced, _, together = rows(found["dp-fusion"], name, "α 2, β 0.01")
     (more,) = rows(found["dp-fusion"], name, "α 2, β 0.01, charged 4 D")
@@ -147,7 +147,7 @@ def test_dp_fusion_has_no_bound_by_its_radius_where_a_word_is_rare(found: Found)
 def test_pmixed_as_published_at_its_worst_queries(
     found: Found, query: str, members: int, added: float, emptied: float, composed: float
 ) -> None:
-    """V1 and V3 of formulas B2.3."""
+    """Values computed with 50 digits."""
     of_it = rows(found["pmixed"], query, f"N {members}, q 0.03")
     tokens = {one.neighbour: one for one in of_it if one.order is not None}
     assert tokens["add remove"].realised == pytest.approx(added, rel=1e-8)

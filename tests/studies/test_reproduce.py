@@ -591,7 +591,7 @@ def test_pmixed_is_run_as_in_table_1() -> None:
     }
     assert options == {**table_1, "ensemble": "ensembles/80"}
     orders = [p.plan["defense_options"]["pmixed"] for p in grid(paper, "figure4a", "lab")]
-    # formulas B2.1
+    # As in Figure 4a of Flemings et al. (2024).
     assert [(o["epsilon"], o["alpha"]) for o in orders] == [
         (2, 9),
         (4, 5),

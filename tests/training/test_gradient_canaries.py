@@ -115,8 +115,8 @@ def test_scores_are_those_of_a_naive_twin(ghost: bool) -> None:
 
 
 def test_a_size_of_the_noise_that_depends_on_the_batch_tells_who_is_in_it() -> None:
-    """ADP's (formulas B4, (i)): of all coordinates the size is known well, whatever the one of a
-    canary says."""
+    """ADP's (Wu et al. 2022, Eq. 6): of all coordinates the size is known well, whatever the one of
+    a canary says."""
 
     def scale(units: NDArray[np.int64]) -> float:
         return 0.1 + 0.9 * float(np.mean(units % 2)) if len(units) else 1.0

@@ -33,8 +33,7 @@ def test_every_defense_with_a_claim_is_tried() -> None:
 
 
 def test_what_is_known_to_exceed_its_claim_is_found_to() -> None:
-    """V1 of formulas B2.3; and the counterexample to a radius solved from N (B2.5,
-    "Correction")."""
+    """One certain member, and the counterexample to a radius that is solved from N."""
     setting = adversary.EnsembleSetting(1, 3, 0.03, 1024, True)
     published = PMixed(accounting="published", alpha=3)
     distributions = torch.tensor([[[0.145, 0.855], [1.0, 0.0], [0.5, 0.5]]], dtype=torch.float64)

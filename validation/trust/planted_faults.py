@@ -318,9 +318,7 @@ class Service:
 
 
 def one_member() -> Ensemble:
-    """Return an ensemble of one certain member and an uncertain public model (formulas B2.3,
-    V1).
-    """
+    """Return an ensemble of one certain member and an uncertain public model."""
     return build_fixed_ensemble((0.145, 0.855), (1.0, 0.0))
 
 
