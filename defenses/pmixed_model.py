@@ -131,6 +131,7 @@ class EnsembleModel(WrappingModel):
 
 class PMixedModel(EnsembleModel):
     """Serve the mixed ensemble; a draw queries at most one member.
+
     The model's distribution is that of the released token, over all subsets. served: a function
     that maps the number of members to the projection. promise: the claim; None if there is no
     claim.
