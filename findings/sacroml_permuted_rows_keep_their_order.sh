@@ -6,7 +6,8 @@
 # with a p-value below 1e-49 (PDIF01 115.13), a leak as clear as can be. With the members first FDIF01 is -1, for shuffled rows
 # about 0. The AUC is 0.5 in all three, and permute_rows=False gives the same numbers.
 # Why: the records are ranked by argsort, which here leaves equal scores in the order of the rows, and the function that shuffles
-# makes shuffled copies for itself and returns nothing. Attacks by labels, by votes or with saturated scores are full of ties.
+# makes shuffled copies for itself and returns nothing. Attacks by labels, by votes or with saturated scores are full of ties;
+# the package's own LiRA attack hands the members over first.
 # Exits 0 if that is still so, 1 if it changed.
 set -euo pipefail
 work=$(mktemp -d)
