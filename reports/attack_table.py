@@ -5,7 +5,6 @@ Differences are paired by record: `paired_difference` for recall, DeLong's varia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +16,7 @@ from auditor.conclusions.outcomes import (
     measure_paired_change,
 )
 from auditor.conclusions.secret_details import SecretDetails
-from auditor.core.arrays import Floats
+from auditor.conclusions.signals import SETTINGS
 from auditor.core.counts import format_count
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.reports import phrases
@@ -161,19 +160,8 @@ def _find_paired_difference(
     if not members or not np.isfinite(values).all():
         return None
     records = {secret.id: secret.document or secret.id for secret in details.secrets}
-    return paired_difference(*(_find_greatest_values(side, members, records) for side in values))
-
-
-def _find_greatest_values(values: Floats, ids: Sequence[str], records: Mapping[str, str]) -> Floats:
-    """Return the greatest value of each record, in the order of the records' first secrets.
-
-    values, ids: value and id of each secret. records: record of each secret, keyed by secret id.
-    """
-    greatest: dict[str, float] = {}
-    for id, value in zip(ids, values.tolist(), strict=True):
-        record = records.get(id, id)
-        greatest[record] = max(greatest.get(record, value), value)
-    return np.array(list(greatest.values()))
+    _, codes = np.unique(list(map(records.get, members, members)), return_inverse=True)
+    return paired_difference(*(documents.take_highest_per_record(side, codes) for side in values))
 
 
 def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
@@ -181,7 +169,7 @@ def _attack_table_blocks(material: ReportMaterial) -> list[Block]:
     groups = []
     spans = []
     for target in dict.fromkeys(f.target for f in phrases.sort_findings(result)):
-        for setting in phrases.SETTINGS:
+        for setting in SETTINGS:
             compared = compare_attacks(result, material.details, target, setting)
             if len(compared) < 2:
                 continue

@@ -9,33 +9,29 @@ import math
 from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from itertools import chain, compress, filterfalse, groupby
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 Facts = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    kind: ClassVar[str] = "paragraph"
     text: str
 
 
 @dataclass(frozen=True)
 class Bullets:
-    kind: ClassVar[str] = "bullets"
     items: Sequence[str]
 
 
 @dataclass(frozen=True)
 class FactList:
-    kind: ClassVar[str] = "facts"
     title: str
     facts: Facts
 
 
 @dataclass(frozen=True)
 class Code:
-    kind: ClassVar[str] = "code"
     title: str
     text: str
     folded: bool = False
@@ -54,7 +50,6 @@ class Group:
 
 @dataclass(frozen=True)
 class Table:
-    kind: ClassVar[str] = "table"
     id: str
     caption: str
     head: tuple[str, ...]
@@ -125,7 +120,6 @@ class Forest:
     low, high: the limits of the scale.
     """
 
-    kind: ClassVar[str] = "forest"
     table: Table
     spans: Sequence[ForestSpan | None]
     low: float = 0.0
@@ -211,7 +205,6 @@ class Figure:
 
 @dataclass(frozen=True)
 class Figures:
-    kind: ClassVar[str] = "figures"
     figures: Sequence[Figure]
 
 
@@ -222,7 +215,6 @@ class Secrets:
     data: the input of the page's script.
     """
 
-    kind: ClassVar[str] = "secrets"
     data: Mapping[str, Any]
     notes: Sequence[str]  # omitted secrets, and where to find them
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from auditor.conclusions.signals import SETTINGS
 from auditor.conclusions.strata import has_unattacked_records, measure_weighted_share
 from auditor.core.counts import format_count
 from auditor.core.result import AuditResult, Finding, Measurement, RecordCounts, Stratum
@@ -136,7 +137,7 @@ def list_missing_attacks(result: AuditResult) -> list[str]:
     for f in result.findings:
         if _has_run(f):
             ran.add((f.target, f.attack))
-    widest = list(phrases.SETTINGS)[-1]
+    widest = SETTINGS[-1]
     targets: dict[tuple[str, str, str], dict[str, None]] = {}
     for finding in result.findings:
         is_in_part = (finding.target, finding.attack) in ran

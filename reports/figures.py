@@ -8,6 +8,7 @@ from itertools import chain, starmap
 
 import numpy as np
 
+from auditor.conclusions.signals import SETTINGS
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
 from auditor.reports import phrases
@@ -27,7 +28,7 @@ def draw_all_figures(result: AuditResult, research: bool | None = None) -> list[
     all figures.
     """
     figures: list[Figure] = []
-    for setting in phrases.SETTINGS:
+    for setting in SETTINGS:
         findings = []
         for f in phrases.sort_findings(result):
             if f.setting == setting and not f.not_applicable:

@@ -25,11 +25,6 @@ from auditor.statistics.metrics import make_label
 NOTHING = "–"
 OUTSIDE = "outside the claim"
 ACCESS = {"draw": "Sampled tokens", "distribution": "Log-probabilities", "embeddings": "Gradients"}
-SETTINGS = {
-    "text-only": "Text-only: only tokens come back, sampled by ancestral decoding, as claims about "
-    "tokens assume.",
-    "white-box": "White-box: gradients, log-probabilities and the attack's own decoding too.",
-}
 MOST_OF_NAME = 80  # characters of a model's name
 # Names of the lab's models, by benchmark.
 LAB_MODELS = {"lab": "Built-in lab model", "lab-smollm2": "Lab's SmolLM2-135M-Instruct"}

@@ -271,14 +271,13 @@ def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
 # -----------------------------------------------------------------------------------------------
 
 
-def format_no_leakage(assessment: LeakAssessment, *targets: str) -> str:
+def format_no_leakage(assessment: LeakAssessment, target: str) -> str:
     """Return the sentence that no leak was found.
 
-    Call this only if `LeakAssessment.shows_no_leakage` is true of these targets.
+    Call this only if `LeakAssessment.shows_no_leakage` is true of this target.
     """
-    for target in targets:
-        if assessment.list_tested_signals(target) != assessment.list_target_signals(target):
-            return "no leakage seen in what was tested"
+    if assessment.list_tested_signals(target) != assessment.list_target_signals(target):
+        return "no leakage seen in what was tested"
     return "no leakage seen"
 
 

@@ -7,10 +7,10 @@ undefended model.
 from __future__ import annotations
 
 from auditor.conclusions.disagreements import is_measured
-from auditor.conclusions.signals import LeakAssessment, assess_leak_signals
+from auditor.conclusions.signals import SETTINGS, LeakAssessment, assess_leak_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.reports import phrases, severity, signals
+from auditor.reports import severity, signals
 from auditor.statistics.metrics import RECALL
 
 NOTHING_MEASURED = "Nothing was measured on the undefended model."
@@ -54,7 +54,7 @@ def find_strongest_attack_row(
 
 def list_strongest_rows(result: AuditResult, target: str) -> list[Finding]:
     """Return the finding with the highest recall at each measured access, text-only first."""
-    best = (find_strongest_attack_row(result, target, setting) for setting in phrases.SETTINGS)
+    best = (find_strongest_attack_row(result, target, setting) for setting in SETTINGS)
     return [finding for finding in best if finding is not None]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from auditor.core.arrays import Bools, Floats
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.nouns import Secret
 from auditor.core.result import Measurement
 
@@ -65,7 +65,7 @@ def encode_records(secrets: Sequence[Secret]) -> Floats:
     return codes.astype(float)
 
 
-def take_highest_per_record(values: Floats | Bools, record: Floats) -> Floats:
+def take_highest_per_record(values: Floats | Bools, record: Floats | Ints) -> Floats:
     """Return the highest value among the secrets of each record, of shape (records,).
 
     If the values are hits, the result is 1 for a record of which any secret was extracted. values:

@@ -284,13 +284,15 @@ def bound_tpr(members: Floats, others: Floats, rate: float) -> BoundedNumber:
     n = len(members)
 
     def low(level: float) -> float:
-        is_above, wrong = _mark_members_surely_above(members, others, rate, level * _OF_THRESHOLD)
+        k, wrong = _find_surely_lower_rank(len(others), rate, level * _OF_THRESHOLD)
+        n_above = int(_mark_members_above(members, others, k).sum())
         # wrong + (1 - wrong) x the remaining level = level
-        return bound_binomial_share(int(is_above.sum()), n).low((level - wrong) / (1 - wrong))
+        return bound_binomial_share(n_above, n).low((level - wrong) / (1 - wrong))
 
     def high(level: float) -> float:
-        is_above, wrong = _mark_members_possibly_above(members, others, rate, level * _OF_THRESHOLD)
-        return bound_binomial_share(int(is_above.sum()), n).high((level - wrong) / (1 - wrong))
+        k, wrong = _find_surely_higher_rank(len(others), rate, level * _OF_THRESHOLD)
+        n_above = int(_mark_members_above(members, others, k).sum())
+        return bound_binomial_share(n_above, n).high((level - wrong) / (1 - wrong))
 
     return BoundedNumber(tpr_at_fpr(members, others, rate).value, n, low, high)
 
@@ -344,46 +346,24 @@ def count_bound_nonmembers(rate: float, level: float) -> int:
     return math.ceil(math.log(level * _OF_THRESHOLD) / math.log1p(-rate))
 
 
-def _mark_members_surely_above(
-    members: Floats, others: Floats, rate: float, share: float
-) -> tuple[Bools, float]:
-    """Return a mask (members,) of the members above a threshold that is rarely too low.
-
-    Also return the probability that it is too low, which is at most `share`. The k-th highest of n
-    non-member scores is too low if fewer than k scores exceed the true threshold.
-    """
-    k, wrong = _find_surely_lower_rank(len(others), rate, share)
-    return _mark_members_above(members, others, k), wrong
-
-
 # Cached, as every score with these non-members has the same rank.
 @lru_cache(maxsize=4096)
 def _find_surely_lower_rank(n: int, rate: float, share: float) -> tuple[int, float]:
     """Return the largest k with P[B < k] below `share`, and this probability.
 
-    B is binomial: n draws of probability `rate`.
+    B is binomial: n draws of probability `rate`. The k-th highest of n non-member scores is below
+    the true threshold if fewer than k scores exceed it, which happens with this probability.
     """
     k = int(find_binomial_quantile(share, n, rate))
     return k, float(compute_binomial_cdf(k - 1, n, rate))
-
-
-def _mark_members_possibly_above(
-    members: Floats, others: Floats, rate: float, share: float
-) -> tuple[Bools, float]:
-    """Return a mask (members,) of the members above a threshold that is rarely too high.
-
-    Also return the probability that it is too high, which is at most `share`. The k-th highest of n
-    non-member scores is too high if k or more scores exceed the true threshold.
-    """
-    k, wrong = _find_surely_higher_rank(len(others), rate, share)
-    return _mark_members_above(members, others, k), wrong
 
 
 @lru_cache(maxsize=4096)
 def _find_surely_higher_rank(n: int, rate: float, share: float) -> tuple[int, float]:
     """Return the smallest k with P[B >= k] at most `share`, and this probability.
 
-    B is binomial: n draws of probability `rate`.
+    B is binomial: n draws of probability `rate`. The k-th highest of n non-member scores is above
+    the true threshold if k or more scores exceed it, which happens with this probability.
     """
     k = int(find_binomial_upper_quantile(share, n, rate)) + 1
     return k, float(compute_binomial_sf(k - 1, n, rate))
@@ -407,8 +387,10 @@ def bound_tpr_difference(new: Sides, base: Sides, rate: float) -> BoundedNumber:
 
     def bound_lower_end(first: Sides, second: Sides, level: float) -> float:
         share = level * _OF_THRESHOLD / 2
-        surely, wrong = _mark_members_surely_above(*first, rate, share)
-        perhaps, wrong_too = _mark_members_possibly_above(*second, rate, share)
+        low_k, wrong = _find_surely_lower_rank(len(first[1]), rate, share)
+        high_k, wrong_too = _find_surely_higher_rank(len(second[1]), rate, share)
+        surely = _mark_members_above(*first, low_k)
+        perhaps = _mark_members_above(*second, high_k)
         # A union bound, because the same non-members set both thresholds, which are therefore
         # dependent.
         return count_discordant_pairs(surely, perhaps).low(level - wrong - wrong_too)

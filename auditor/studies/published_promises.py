@@ -36,7 +36,7 @@ from auditor.models.wrapping import WrappingModel
 from auditor.plugins.defense import Prompt, Scenario
 from auditor.plugins.probe import observe_all_secrets
 from auditor.plugins.view import WHITE_BOX, View
-from auditor.privacy.accounting import compute_uniform_mixing_epsilon, realised_renyi
+from auditor.privacy.accounting import compute_two_sided_renyi, compute_uniform_mixing_epsilon
 from auditor.privacy.gaussian import compute_noise_scale_divergence, compute_noise_scale_epsilon
 from auditor.reports import tables
 from auditor.statistics.composition import compute_exact_game_epsilon
@@ -257,10 +257,7 @@ class NeighbouringModels(WrappingModel):
         for relation, (k, claimed) in self.claimed.items():
             other_log_probs = _read_float64_log_probs(self.others[relation], contexts, last, at)
             # The claim covers both directions: either model may be the served model.
-            realised = np.maximum(
-                realised_renyi(log_probs, other_log_probs, k),
-                realised_renyi(other_log_probs, log_probs, k),
-            )
+            realised = compute_two_sided_renyi(log_probs, other_log_probs, k)
             # Shape (rows, positions, 1) from (rows, positions).
             checks.append(
                 DivergenceCheck(relation, k, claimed, torch.from_numpy(realised[..., None]))
