@@ -13,9 +13,9 @@ import importlib.resources
 import json
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from itertools import groupby
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from auditor.gate.decision_log import KeptDecision, load_gate_decisions
 from auditor.gate.rulings import Verdict
 from auditor.records.result_file import RESULT
 from auditor.reports import claims, coverage, personal, phrases, signals, subject_line
-from auditor.reports.blocks import Document, Group, Paragraph, Section, Table, make_table
+from auditor.reports.blocks import Document, Paragraph, Section, make_table
 from auditor.reports.topics import title_attack_row
 from auditor.statistics import documents
 from auditor.statistics.membership import FALSE_POSITIVES
@@ -72,6 +72,10 @@ class EdpbEvidence:
     result: AuditResult
     digest: str
     gates: tuple[KeptDecision, ...] = ()
+
+    @cached_property
+    def assessment(self) -> LeakAssessment:
+        return assess_leak_signals(self.result)
 
 
 @dataclass(frozen=True)
@@ -229,7 +233,7 @@ def _describe_membership(e: EdpbEvidence) -> list[str]:
         *_describe_highest_values(e, (name_auc(""), name_tpr_metric("", FALSE_POSITIVES[0]))),
         *_describe_highest_values(e, (ADJUSTED_AUC, RANKED)),
     ]
-    for s in assess_leak_signals(e.result).signals:
+    for s in e.assessment.signals:
         if s.kind is MEMBERSHIP and s.count:
             title = phrases.title_target(e.result, s.target)
             sentences.append(f"{title}: {signals.describe_signal_number(s)}.")
@@ -249,10 +253,9 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
 
 def _build_leak_signals_section(e: EdpbEvidence) -> Section:
     """Return a section with reasons why a leak may be hidden, then the signals of all models."""
-    assessment = assess_leak_signals(e.result)
-    against = " ".join(signals.list_doubt_sentences(assessment))
+    against = " ".join(signals.list_doubt_sentences(e.assessment))
     publishable = []
-    for s in assessment.signals:
+    for s in e.assessment.signals:
         publishable.append(
             replace(
                 s,
@@ -260,7 +263,8 @@ def _build_leak_signals_section(e: EdpbEvidence) -> Section:
                 part=_generalise_personal_kind(s.part) if s.kind is PERSONAL else s.part,
             )
         )
-    blocks = signals.build_signal_blocks(e.result, replace(assessment, signals=tuple(publishable)))
+    assessment = replace(e.assessment, signals=tuple(publishable))
+    blocks = signals.build_signal_blocks(e.result, assessment)
     title = "Leaks shown, not shown and not tested"
     if against:
         blocks.insert(0, Paragraph(f"What may hide a leak: {against}"))
@@ -273,15 +277,12 @@ def _signal_counts_paragraph(e: EdpbEvidence) -> str:
     The sentence names the kinds of leak that the audit found. If it found none, the sentence counts
     the tested and untested kinds.
     """
-    signal_assessment = assess_leak_signals(e.result)
-    sentences = []
-    for target in signal_assessment.targets:
-        sentences.append(_describe_signal_count(e.result, signal_assessment, target))
-    return " ".join(sentences)
+    return " ".join(_describe_signal_count(e, target) for target in e.assessment.targets)
 
 
-def _describe_signal_count(result: AuditResult, assessment: LeakAssessment, target: str) -> str:
-    title = phrases.title_target(result, target)
+def _describe_signal_count(e: EdpbEvidence, target: str) -> str:
+    assessment = e.assessment
+    title = phrases.title_target(e.result, target)
     titles = []
     for group in signals.group_signals(assessment.list_shown_signals(target)):
         titles.append(group[0].kind.title.lower())
@@ -508,31 +509,33 @@ def read_edpb_document(folder: Path) -> Document:
 
 
 def build_edpb_document(e: EdpbEvidence) -> Document:
-    questions = []
+    answers = []
     counts = Counter[str]()
     for question in list_edpb_questions():
-        remedy = "" if question.list_answers(e) else question.answering_command_phrase(e)
-        questions.append((question.paragraph, question.question, remedy))
+        answer = " ".join(question.list_answers(e))
+        remedy = "" if answer else question.answering_command_phrase(e)
+        answers.append((question, answer, remedy))
         counts[remedy] += 1
     n_measured = counts[""]
     n_controller = counts[_FOR_YOU]
-    n_untested = len(questions) - n_measured - n_controller
+    n_untested = len(answers) - n_measured - n_controller
     sections = [
         Section("limits", "What this is not", (Paragraph(_WHAT_IT_IS),)),
         _build_leak_signals_section(e),
-        _build_coverage_section(questions),
+        _build_coverage_section(answers),
     ]
     # A group of groupby ends when the next begins: read each in turn.
     for n, (title, of_source) in enumerate(
-        groupby(list_edpb_questions(), key=lambda question: question.source), 1
+        groupby(answers, key=lambda answer: answer[0].source), 1
     ):
         head = ("Where", "Question", "Measured in this run", "Limits of the answer")
-        table = Table(
-            f"questions-{n}",
-            title,
-            head,
-            (Group("", tuple(_build_question_table_rows(e, of_source))),),
-        )
+        rows = []
+        for question, answer, remedy in of_source:
+            cells = (answer, question.limit)
+            if remedy:
+                cells = (f"Not evaluated: {remedy}.", phrases.NOTHING)
+            rows.append((question.paragraph, question.question, *cells))
+        table = make_table(f"questions-{n}", title, head, rows)
         sections.append(Section(f"part-{n}", title, (table,)))
     model = subject_line.format_model(e.result)
     date = subject_line.format_date(e.result)
@@ -542,7 +545,7 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
         title=f"Test results for the impact assessment of {model}, tested {date}",
         facts=(("Date of the run", e.result.created), ("SHA-256 of its result", e.digest)),
         headline=f"{_signal_counts_paragraph(e)} {audited}.",
-        verdict=f"{_describe_threat(e.result)} Of {len(questions)} questions, "
+        verdict=f"{_describe_threat(e.result)} Of {len(answers)} questions, "
         f"{n_measured} have a measured "
         f"answer, {n_controller} are for the controller, {n_untested} were not tested. Brackets "
         "hold 95% intervals.",
@@ -550,20 +553,6 @@ def build_edpb_document(e: EdpbEvidence) -> Document:
         kind="Privacy audit of a language model",
         lead="Result",
     )
-
-
-def _build_question_table_rows(
-    e: EdpbEvidence, questions: Iterator[EdpbQuestion]
-) -> Iterator[tuple[str, ...]]:
-    for question in questions:
-        answer = question.list_answers(e)
-        text = " ".join(answer) or f"Not evaluated: {question.answering_command_phrase(e)}."
-        yield (
-            question.paragraph,
-            question.question,
-            text,
-            question.limit if answer else phrases.NOTHING,
-        )
 
 
 def _describe_threat(result: AuditResult) -> str:
@@ -581,18 +570,18 @@ def _describe_threat(result: AuditResult) -> str:
     return ""
 
 
-def _build_coverage_section(questions: Sequence[tuple[str, str, str]]) -> Section:
+def _build_coverage_section(answers: Sequence[tuple[EdpbQuestion, str, str]]) -> Section:
     """Return a table of the Opinion's paragraphs that this test answers or leaves open.
 
-    questions: (paragraph, question, "" or the reason why an answer is missing).
+    answers: (question, answer, "" or the reason why an answer is missing).
     """
     by_paragraph: dict[str, tuple[list[str], list[str]]] = {}
-    for paragraph, question, reason in questions:
-        measured, missing = by_paragraph.setdefault(paragraph, ([], []))
+    for question, _, reason in answers:
+        measured, missing = by_paragraph.setdefault(question.paragraph, ([], []))
         if reason:
-            missing.append(f"{question} – {reason}.")
+            missing.append(f"{question.question} – {reason}.")
         else:
-            measured.append(question)
+            measured.append(question.question)
     rows = []
     for paragraph, (measured, missing) in by_paragraph.items():
         rows.append((paragraph, " ".join(measured) or "nothing", " ".join(missing) or "nothing"))
