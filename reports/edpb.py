@@ -277,7 +277,10 @@ def _signal_counts_paragraph(e: EdpbEvidence) -> str:
     The sentence names the kinds of leak that the audit found. If it found none, the sentence counts
     the tested and untested kinds.
     """
-    return " ".join(_describe_signal_count(e, target) for target in e.assessment.targets)
+    sentences = []
+    for target in e.assessment.targets:
+        sentences.append(_describe_signal_count(e, target))
+    return " ".join(sentences)
 
 
 def _describe_signal_count(e: EdpbEvidence, target: str) -> str:

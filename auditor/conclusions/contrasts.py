@@ -20,11 +20,16 @@ from auditor.conclusions.replicates import Replicates
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.result import Measurement
+from auditor.core.secret_table import STRINGS
 from auditor.statistics import bootstrap, metrics
 from auditor.statistics.bootstrap import Draws
 from auditor.statistics.bounds import make_measurement
-from auditor.statistics.compare import resample_paired_means
-from auditor.statistics.intervals import clopper_pearson, combine_independent_intervals
+from auditor.statistics.compare import compare_paired_values, resample_paired_means
+from auditor.statistics.intervals import (
+    clopper_pearson,
+    combine_independent_intervals,
+    estimate_mean_share,
+)
 
 _RESAMPLES = 2000
 _MOST_UNDEFINED = 0.05  # share of resamples; if more have no value, there is no interval
@@ -52,10 +57,11 @@ class WeightedMetric:
 def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measurement:
     """Return the weighted sum of several metrics with its 95% interval.
 
-    The sum is averaged over the seeds that all terms have. If all terms are about the same secrets
-    or the same held-out texts, the interval comes from a paired bootstrap, which resamples these
-    secrets or texts. Otherwise, as for epsilons, the intervals of the terms are combined as if the
-    terms were independent (MOVER).
+    The sum is averaged over the seeds that all terms have. Shares of the same secrets, and their
+    differences, have exact intervals, or for a mean over seeds the intervals of a single run. If
+    all terms are about the same secrets or the same held-out texts, other intervals come from a
+    paired bootstrap, which resamples these secrets or texts. Otherwise, as for epsilons, the
+    intervals of the terms are combined as if the terms were independent (MOVER).
 
     Args:
         name: name of the sum.
@@ -76,7 +82,13 @@ def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measure
     if not seeds:
         raise AuditError(f"no seed was run at every point that {name} compares")
     if all(of_members):
-        return _measure_attack_contrast(name, parts, seeds)
+        sides = _average_paired_shares(parts, seeds)
+        if sides is None:
+            return _measure_attack_contrast(name, parts, seeds)
+        plus, minus = sides
+        if any(part.coefficient < 0 for part in parts):
+            return make_measurement(name, compare_paired_values(plus, minus, "share"))
+        return replace(estimate_mean_share(name, plus), unit="share")
     texts = set()
     for part in parts:
         for seed in seeds:
@@ -90,6 +102,38 @@ def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measure
     if len(parts) > 1 and len(secret_sets) == 1 and any(secret_sets):
         return _measure_probe_contrast(name, parts, seeds)
     return _measure_unpaired_contrast(name, parts, seeds)
+
+
+def _average_paired_shares(
+    parts: Sequence[WeightedMetric], seeds: Sequence[int]
+) -> tuple[Floats, Floats] | None:
+    """Return the terms that are added and those that are subtracted, (secrets,) each.
+
+    Each is a mean of shares, by secret. Return None if a metric is not the mean of a share over its
+    secrets, or if terms or seeds have different secrets.
+    """
+    sides = {1.0: np.zeros(0), -1.0: np.zeros(0)}
+    ids = None
+    for part in parts:
+        metric = metrics.find_metric(part.metric)
+        sign = math.copysign(1.0, part.coefficient)
+        for seed in seeds:
+            outcome = part.cell.member_outcomes_by_seed[seed]
+            if not metric.values or metric.among or metric.trait or metric.unit != "share":
+                return None
+            order = np.argsort(np.asarray(outcome.ids, STRINGS))
+            ordered = np.asarray(outcome.ids, STRINGS)[order]
+            if ids is None:
+                ids = ordered
+                sides = {key: np.zeros(len(ids)) for key in sides}
+            if not np.array_equal(ordered, ids):
+                return None
+            sides[sign] += abs(part.coefficient) / len(seeds) * metric.values(outcome)[order]
+    # Rounded, because three thirds may not be exactly 1.
+    plus, minus = (np.round(side, 12) for side in sides.values())
+    if not len(plus) or max(plus.max(), minus.max()) > 1:
+        return None
+    return plus, minus
 
 
 def _measure_attack_contrast(

@@ -35,8 +35,8 @@ NOT_RUN = "not run"
 
 RULE = (
     "A claim holds if the 95% interval lies wholly on the claimed side, is refuted if it lies "
-    "wholly on the other side, and is otherwise undecided: not at this scale. Intervals resample "
-    "secrets, paired over runs and seeds; they are not corrected for the number of claims."
+    "wholly on the other side, and is otherwise undecided: not at this scale. Intervals are "
+    "over secrets, paired over runs and seeds; they are not corrected for the number of claims."
 )
 
 _CELL = ("target", "setting", "attack")

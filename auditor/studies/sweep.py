@@ -43,7 +43,7 @@ from auditor.studies.ledger import (
 SWEEP = "sweep.json"
 DIFFERENCE = "recall_difference"
 _NOTE = (
-    "Means over seeds; 95% intervals resample secrets (for perplexities, held-out texts); "
+    "Means over seeds; 95% intervals over secrets (for perplexities, held-out texts); "
     "differences are paired over secrets and seeds."
 )
 

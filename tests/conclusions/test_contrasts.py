@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 from scipy.stats import t as student
 
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
@@ -16,6 +17,7 @@ from auditor.core.errors import AuditError
 from auditor.core.nouns import Guess, Guesses, Secret
 from auditor.core.result import Measurement
 from auditor.statistics import extraction, intervals, judging
+from auditor.statistics.bounds import bound_discordant_pairs
 from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import METRICS, find_metric
 from tests.rows import judge_columns
@@ -64,9 +66,32 @@ def test_secrets_are_matched_by_id_not_by_place() -> None:
     m = measure_seed_contrast(
         "d", [WeightedMetric(1, "recall", cell(a)), WeightedMetric(-1, "recall", cell(b))]
     )
-    # Equal on every secret: no resample differs from zero, and what is left is the bound on what
-    # was not seen.
-    assert m.value == 0 and m.high == -m.low == pytest.approx(1 - 0.025 ** (1 / 4))
+    # Equal on every secret: what is left is the exact bound on what was not seen.
+    assert m.value == 0 and m.high == -m.low == bound_discordant_pairs(0, 0, 4).high(0.025)
+
+
+@pytest.mark.parametrize(("n", "p"), [(60, 0.06), (60, 0.03), (200, 0.02)])
+def test_few_hits_have_an_interval_that_covers(n: int, p: float) -> None:
+    """Before: a bootstrap's upper end was below a share of 6% in 12% of samples of 60."""
+    missed = 0.0
+    for hits in range(n + 1):
+        if (chance := binom.pmf(hits, n, p)) > 1e-6:
+            m = measure_seed_contrast(
+                "r", [WeightedMetric(1, "recall", cell(outcome([1] * hits + [0] * (n - hits))))]
+            )
+            assert (m.low, m.high) == intervals.clopper_pearson(hits, n)
+            missed += chance * (m.high < p)
+    assert missed <= 0.025
+
+
+def test_a_difference_of_shares_has_the_interval_of_a_gate() -> None:
+    """Before: of 60 secrets, 3 more and none fewer had an interval from 0 to 12%."""
+    more, fewer = cell(outcome([1] * 3 + [0] * 57)), cell(outcome([0] * 60))
+    m = measure_seed_contrast(
+        "d", [WeightedMetric(1, "recall", more), WeightedMetric(-1, "recall", fewer)]
+    )
+    exact = bound_discordant_pairs(3, 0, 60)
+    assert (m.value, m.low, m.high) == (3 / 60, exact.low(0.025), exact.high(0.025)) and m.low < 0
 
 
 def test_pairing_takes_out_what_the_runs_share() -> None:

@@ -269,11 +269,11 @@ name = "odd"
 attack_options = { perplexity = { nothing = 1 } }
 [[claim]]
 id = "cold"
-text = "Cold sampling extracts & finds 25% or more"
+text = "Cold sampling extracts & finds 25%, or nearly"
 paper = "0.5"
 metric = "recall"
 of = { variant = "cold" }
-expect = "> 0.25"
+expect = "> 0.2"
 [[claim]]
 id = "zero"
 text = "Cold sampling extracts nothing"
