@@ -100,7 +100,7 @@ def check_model_files_unchanged(
         return
     for name, change in find_changed_files(recorded, now):
         raise AuditError(
-            f"expected the weights that {description} was made with, but {name} {change} since: "
+            f"expected the files that {description} was made with, but {name} {change} since: "
             "give a new folder"
         )
 

@@ -15,7 +15,7 @@ from auditor.core.plan_parts import (
     name_deployed_form,
     split_model_name,
 )
-from auditor.records.file_digests import digest_model_files
+from auditor.records.file_digests import digest_file, digest_model_files
 
 if TYPE_CHECKING:  # imports torch, which a gate does not need
     from auditor.runs.site import Site
@@ -33,6 +33,14 @@ def digest_plan_files(plan: Plan) -> dict[str, str]:
     Raise AuditError for unreadable files.
     """
     return digest_model_files(locate_role_models(plan))
+
+
+def digest_plugin_files(plan: Plan) -> dict[str, str]:
+    """Return the SHA-256 of each file of `--plugin`, keyed by `role/file`."""
+    digests = {}
+    for number, file in enumerate(map(Path, plan.plugin), 1):
+        digests[f"plug-in {number}/{file.name}"] = digest_file(file)
+    return digests
 
 
 def digest_site_weights(site: Site) -> dict[str, str]:

@@ -6,6 +6,7 @@ Messages go to a `Reporter`.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
@@ -19,7 +20,7 @@ from auditor.conclusions.frontier import build_frontiers, list_frontier_models
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.unlearning import summarise_unlearning
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey, Guesses
+from auditor.core.nouns import CellKey, Guesses, Pair
 from auditor.core.result import (
     AuditResult,
     BenchmarkRecord,
@@ -131,7 +132,8 @@ def run_audit(
     site.folder = folder
     folder.pin_stopping_rules(stopping.digest_run_stopping_rules(planned.stops))
     digests = plan_weights.digest_site_weights(site)
-    folder.refuse_changed_weights(digests)  # refuse before loading, which takes minutes
+    plugins = plan_weights.digest_plugin_files(site.plan)
+    folder.refuse_changed_weights(digests | plugins)  # before loading, which takes minutes
     with closing(make_engine(site.plan.compute)) as engine:
         if engine.workers:
             site.reporter.note(f"secrets are attacked by {engine.description}")
@@ -146,7 +148,8 @@ def run_audit(
         # Check again: the hub may just have sent the files.
         loaded = plan_weights.digest_site_weights(site)
         file_digests.check_model_files_unchanged(digests, loaded, "what was loaded just now")
-        folder.pin_weights(loaded)
+        auxiliary_data = {"auxiliary data/pairs": _digest_pairs(audit.benchmark.known)}
+        folder.pin_weights(loaded | plugins | auxiliary_data)
 
         def measure(audit: Audit) -> AuditResult:
             return _measure_audit(audit, engine, clock, loaded)
@@ -154,6 +157,13 @@ def run_audit(
         if limit is None:
             return measure(audit)
         return ask_worst_first(audit, engine, limit, measure, publish)
+
+
+def _digest_pairs(pairs: Sequence[Pair]) -> str:
+    digest = hashlib.sha256()
+    for pair in pairs:
+        digest.update(repr((pair.prefix, pair.suffix)).encode())
+    return digest.hexdigest()
 
 
 def _measure_audit(

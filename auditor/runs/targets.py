@@ -338,6 +338,7 @@ def fingerprint_inputs(site: Site) -> dict[str, str]:
     """
     return {
         **plan_weights.digest_site_weights(site),
+        **plan_weights.digest_plugin_files(site.plan),
         "the data": digest_comparable_secrets(site.benchmark.secrets),
     }
 

@@ -170,7 +170,8 @@ def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
                 f"expected a new folder for -o, but {str(path)!r} was run with {name} = "
                 f"{recorded.get(name)!r}, not {expected[name]!r}"
             )
-    RunFolder(path).refuse_changed_weights(plan_weights.digest_plan_files(plan))
+    digests = plan_weights.digest_plan_files(plan) | plan_weights.digest_plugin_files(plan)
+    RunFolder(path).refuse_changed_weights(digests)
 
 
 def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:

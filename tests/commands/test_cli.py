@@ -971,11 +971,28 @@ def test_a_plug_in_file_runs_and_resumes(
     check_command("run", "--resume", out, "--plugin", mine)
     row = finding(out, "undefended", "text-only", "votes")
     assert row["options"]["power"] == 2 and not row["not_applicable"]
+    mine.write_text(mine.read_text().replace("counts.double()", "-counts.double()"))
     said.readouterr()
+    check_command("run", "--resume", out, "--plugin", mine, code=2)
+    assert "plug-in 1/mine.py has changed since" in said.readouterr().err
     check_command("list", "--plugin", mine)
     assert "votes" in said.readouterr().out
     check_command("run", "--attack", "votez", "--plugin", mine, code=2)
     assert "did you mean 'votes'" in said.readouterr().err
+
+
+def test_a_run_resumes_with_its_auxiliary_data_only(
+    inputs: Path, tmp_path: Path, said: Said
+) -> None:
+    known, out = tmp_path / "known.jsonl", tmp_path / "run"
+    rows = [json.dumps({"text": f"a note of day {i}, known to all"}) + "\n" for i in range(12)]
+    known.write_text("".join(rows))
+    check_command(*command(inputs, out, "--attack", "perplexity", "--known", str(known)))
+    check_command("run", "--resume", out)
+    known.write_text("".join(rows[::2]))
+    said.readouterr()
+    check_command("run", "--resume", out, code=2)
+    assert "auxiliary data/pairs has changed since" in said.readouterr().err
 
 
 PROBES = ("extraction-probability", "near-verbatim")

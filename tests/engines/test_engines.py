@@ -719,6 +719,32 @@ def test_a_worker_that_reads_other_data_is_refused(
     )
 
 
+def test_a_worker_with_another_plug_in_is_refused(
+    far: None,
+    own: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "from auditor.attacks.likelihood_ranking import PerplexityRanking\n\n\n"
+        "class Mine(PerplexityRanking):\n"
+        '    """Rank by likelihood."""\n\n'
+        '    name = "mine"\n'
+    )
+    command = [*own, "--plugin", str(mine), "--attack", "mine", "-o", str(tmp_path / "run")]
+    load = Far.set_work_context
+
+    def change_then_load(engine: Far, *place: Any) -> None:
+        mine.write_text(mine.read_text() + "    batch = 1\n")
+        load(engine, *place)
+
+    monkeypatch.setattr(Far, "set_work_context", change_then_load)
+    check_command(*command, "--engine", "ray", code=2)
+    assert "but plug-in 1/mine.py differs on" in capsys.readouterr().err
+
+
 def test_a_worker_that_is_lost_while_a_table_is_counted_changes_nothing(
     cluster: RayEngine, small_is_large: None, own: list[str]
 ) -> None:

@@ -107,7 +107,7 @@ def test_other_weights_in_their_place_are_refused_by_name(
         path.with_name("model-00002.safetensors").write_text("more")
         role = role.replace(path.name, "model-00002.safetensors")
     with pytest.raises(
-        AuditError, match=f"expected the weights that .*run was made with, but {role} {how} since"
+        AuditError, match=f"expected the files that .*run was made with, but {role} {how} since"
     ):
         folder.refuse_changed_weights(plan_weights.digest_plan_files(plan))
 
