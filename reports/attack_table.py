@@ -157,7 +157,7 @@ def _find_paired_difference(
     if new is None or base is None:
         return None
     members, values = align_secret_values([new, base], RECALL, True)
-    if not members or not np.isfinite(values).all():
+    if not len(members) or not np.isfinite(values).all():
         return None
     records = {secret.id: secret.document or secret.id for secret in details.secrets}
     _, codes = np.unique(list(map(records.get, members, members)), return_inverse=True)

@@ -26,6 +26,7 @@ from auditor.records.attacked_secrets import (
     AnsweredSecrets,
     read_answered_secrets,
 )
+from auditor.records.journal import SecretNumbers
 from auditor.records.manifest import NO_EDITS, FolderEdits, find_folder_edits
 from auditor.records.table import (
     MEASURED,
@@ -279,12 +280,17 @@ class ValuesBySecret(Outcome):
             members: True for members, False for non-members.
             count: select only secrets with this repeat count; None for all.
         """
-        is_selected = self.member == members
-        if count is not None:
-            is_selected &= np.array([times == count for times in self.repeats], dtype=bool)
+        is_selected = self.mark_secrets(members, count)
         # Ordered by id, so that equal indices of two runs mean the same secret.
         indices = self._order_by_id[is_selected[self._order_by_id]]
         return {name: values[indices].astype(float) for name, values in self.values.items()}
+
+    def mark_secrets(self, members: bool, count: int | None) -> Bools:
+        """Return a mask (secrets,) of the secrets that `order_metric_values` selects."""
+        is_selected: Bools = self.member == members
+        if count is not None:
+            is_selected &= np.array([times == count for times in self.repeats], dtype=bool)
+        return is_selected
 
     @property
     def has_repeated_secret(self) -> bool:
@@ -298,7 +304,7 @@ class ValuesBySecret(Outcome):
 
 def align_secret_values(
     results: Iterable[ValuesBySecret], name: str, members: bool, count: int | None = None
-) -> tuple[list[str], Floats]:
+) -> tuple[Strings, Floats]:
     """Return a metric's values for the secrets that have this metric in all of several results.
 
     Args:
@@ -308,12 +314,26 @@ def align_secret_values(
         count: select only secrets with this repeat count; None for all.
 
     Returns:
-        The ids of the k secrets that all results have.
+        The ids of the k secrets that all results have, in their order.
         The values, of shape (results, k).
     """
-    columns = [result.values_by_secret(name, members, count) for result in results]
-    ids = sorted(set.intersection(*map(set, columns)))
-    return ids, np.array([[column[id] for id in ids] for column in columns], dtype=float)
+    first, *others = results
+    numbers = SecretNumbers(first.ids)
+    places = []  # by the secret's number; -1 without a value
+    for result in (first, *others):
+        indices = np.flatnonzero(result.mark_secrets(members, count) & (name in result.values))
+        secrets = numbers.add_all(result.ids)[indices]
+        places.append(np.full(len(numbers), -1))
+        places[-1][secrets] = indices
+    # The first result has no secret with a later number.
+    of_all = np.array([place[: len(places[0])] for place in places])
+    of_all = of_all[:, (of_all >= 0).all(0)]
+    ids = np.asarray(first.ids, STRINGS)[of_all[0]]
+    order = np.argsort(ids, kind="stable")
+    values = []
+    for result, indices in zip((first, *others), of_all[:, order], strict=True):
+        values.append(result.values.get(name, np.empty(0))[indices])
+    return ids[order], np.array(values, dtype=float)
 
 
 @dataclass(frozen=True)
@@ -490,7 +510,7 @@ def compare_paired_metric(
     ids, values = align_secret_values(pair, column, about.members, count)
     if is_anytime:
         # The secrets that both runs queried.
-        if not ids or not np.isfinite(values).all():
+        if not len(ids) or not np.isfinite(values).all():
             return f"{metric} is stored for no secret, or is not a number for some secret"
         # One share minus another lies in [-1, 1].
         return bound_betting_mean(values[0] - values[1], minimum=-1.0)
@@ -501,7 +521,7 @@ def compare_paired_metric(
             f"{metric} is not stored for each secret (stored: "
             f"{', '.join(name for name in new.values if name != SCORE)})"
         )
-    if not ids:
+    if not len(ids):
         if count is not None:
             return f"no secret occurred in the data {count} times"
         return "no secret to pair"

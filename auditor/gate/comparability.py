@@ -204,6 +204,8 @@ def _list_secret_obstacles(run: RunOutcomes, base: RunOutcomes, cell: CellKey) -
     base_outcome = base.outcomes.get(cell)
     if outcome is None or base_outcome is None:
         return  # a missing measurement: the caller that reads the cell reports it
+    if np.array_equal(outcome.ids, base_outcome.ids):
+        return
     new = set(outcome.ids)
     old = set(base_outcome.ids)
     if (outcome.anytime or base_outcome.anytime) and (new <= old or old <= new):

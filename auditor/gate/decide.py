@@ -460,7 +460,9 @@ def _select_measurement(
         return f"this attack has no {name}{known}", False
     if not find_metric(rule.metric).bounded:
         return f"{rule.metric} has no interval, so a limit can be neither held nor broken", False
-    row_values = (values_by_cell or {}).get(finding.cell_key)
+    row_values = None
+    if not rule.is_paired_difference:  # it is computed from both runs' values
+        row_values = (values_by_cell or {}).get(finding.cell_key)
     recomputed = None
     if row_values is not None:
         recomputed = row_values.remeasure_metric(rule.metric, count, rule.kind)

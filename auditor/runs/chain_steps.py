@@ -69,7 +69,7 @@ def build_cause_chain(
     for chain_row in chain_rows:
         if chain_row.answers is not None:
             rows[chain_row.target] = chain_row.answers
-    if target not in rows or not align_secret_values(rows.values(), name, True)[0]:
+    if target not in rows or not len(align_secret_values(rows.values(), name, True)[0]):
         return None
 
     def minus(after: str, before: str) -> Measurement:
@@ -125,7 +125,7 @@ def measure_row_difference(
         unit,
         after,
         before,
-        (new_floor, base_floor) if nonmember_ids else None,
+        (new_floor, base_floor) if len(nonmember_ids) else None,
     )
 
 

@@ -65,7 +65,10 @@ def _compute_share_below(scores: Floats, others: Floats) -> Floats:
         return np.full(len(scores), np.nan)
     ordered = np.sort(others)
     n_below = np.searchsorted(ordered, scores)
-    return (n_below + np.searchsorted(ordered, scores, side="right")) / 2 / len(others)
+    is_tied = np.append(ordered, np.nan)[n_below] == scores
+    n_upto = n_below.copy()
+    n_upto[is_tied] = np.searchsorted(ordered, scores[is_tied], side="right")
+    return (n_below + n_upto) / 2 / len(others)
 
 
 def auc(members: Floats, others: Floats) -> float:

@@ -118,6 +118,14 @@ def test_three_outcomes() -> None:
     ]
 
 
+def test_a_paired_rule_bootstraps_no_interval_of_either_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(ValuesBySecret, "remeasure_metric")
+    new, base = run(hits(300, range(30))), run(hits(300, range(40)))
+    assert verdicts(new, base, "recall not worse than baseline by 0.02") == ["held"]
+
+
 def test_pairing_sees_what_two_limits_cannot() -> None:
     """15 of 400 more, and nobody fewer: clear when paired, and within the intervals of either run
     alone."""

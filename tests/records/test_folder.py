@@ -518,3 +518,4 @@ def test_indexed_secrets_keep_their_numbers_in_little_memory() -> None:
     assert numbers.add("other") == len(numbers) - 1 == count + 2
     assert numbers.find_all(["other", "row-000007", "unknown"]).tolist() == [-1, count - 8, -1]
     assert SecretNumbers().find_all(["a"]).tolist() == [-1]
+    assert SecretNumbers(["b", "a"]).find_all(["b", "a"]).tolist() == [0, 1]
