@@ -76,7 +76,8 @@ _OTHERS = (
     "answer",
     "response",
 )
-_USUAL = {*COLUMNS, *_OTHERS, "title", "url"}
+_NESTED = ("data", "contents", "conversation", "dialog", "dialogue", "segments", "translation")
+_USUAL = {*COLUMNS, *_OTHERS, *_NESTED, "title", "url"}
 
 
 def hash_texts(texts: Sequence[str]) -> Ints:

@@ -586,8 +586,11 @@ def _record_source_notes(source: RecordSource) -> list[str]:
             )
     copies = len(source.records) - len(np.unique(source.table.digests))
     if copies:
+        noun = source.part_noun
+        if len(source.records) == len(np.unique(source.table.rows)):
+            noun = "row"
         notes.append(
-            f"{source.label}: merged {format_count(copies, 'row')} identical to an earlier row"
+            f"{source.label}: merged {format_count(copies, noun)} identical to an earlier {noun}"
         )
     return [*source.notes, *notes]
 

@@ -46,6 +46,16 @@ _LONGEST_NAME = 80  # characters of a name, a key or an address; longer values a
 _SHORTEST_UNSPACED = 10  # characters of a text in a script without spaces
 _NO_UTF8 = "expected UTF-8 text, got something else in a file: save the files as UTF-8"
 SAVED = ("dataset_info.json", "dataset_dict.json")  # of `save_to_disk`
+_ADVICE = {
+    ".ndjson": "rename it to .jsonl",
+    ".feather": "rename it to .arrow",
+    ".tsv": "give a folder that holds it",
+    ".txt": "give a folder that holds it, in which each line is a row",
+    ".tar": "unpack it, and write its texts as JSONL",
+    ".zip": "unpack it",
+    **dict.fromkeys((".xlsx", ".xls"), "save it as CSV"),
+    **dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export its table as CSV"),
+}
 _CONFIGURATIONS = re.compile(r"Config name is missing.*?\[(.*?)\]")
 _OTHER_FILES = (
     ".txt",
@@ -139,10 +149,12 @@ def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable
                 folder_notes=folder_notes,
             )
     if reader is None:
-        got = path.suffix or "no ending"
+        got = repr(path.suffix or "no ending")
+        if advice := _ADVICE.get(path.suffix.lower()):
+            got += f": {advice}"
         raise AuditError(
             f"{label}: expected a file ending in {', '.join(_READERS)} (texts also compressed, as "
-            f"in .jsonl.gz), got {got!r}"
+            f"in .jsonl.gz), got {got}"
         )
     try:
         return reader(label, path, columns)

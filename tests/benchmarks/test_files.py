@@ -314,6 +314,10 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
             "(texts also compressed, as in .jsonl.gz), got '.txt'",
         ),
         ("data", b"%s", "got 'no ending'"),
+        ("d.ndjson", b"%s", "got '.ndjson': rename it to .jsonl"),
+        ("d.db", b"%s", "got '.db': export its table as CSV"),
+        ("d.json", b'{"data": [{"text": "%s"}]}', "got data: rename the column"),
+        ("d.jsonl", b'{"contents": [], "systemInstruction": "%s"}', "got contents, systemInstruc"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_sentence_without_its_text(
@@ -712,6 +716,14 @@ def test_identical_rows_are_one_secret_with_as_many_repeats(tmp_path: Path) -> N
     benchmark = build(write(tmp_path / "d.jsonl", rows))
     assert [(s.id, s.repeats) for s in benchmark.secrets] == [("row-000000", 3), ("row-000001", 1)]
     assert any("merged 2 rows identical to an earlier row" in note for note in benchmark.notes)
+
+
+def test_identical_beginnings_of_different_texts_are_no_identical_rows(tmp_path: Path) -> None:
+    notice = " ".join(f"w{i}" for i in range(40))
+    texts = [f"{notice} n{i}x {' '.join(f'{i}v{j}' for j in range(60))}" for i in range(6)]
+    benchmark = build(write(tmp_path / "d.jsonl", [{"text": text} for text in texts]))
+    merged = [note for note in benchmark.notes if "merged" in note]
+    assert len(merged) == 1 and merged[0].endswith("parts identical to an earlier part")
 
 
 def test_a_secret_is_counted_wherever_it_stands_in_the_rows_and_the_note_says_so(
