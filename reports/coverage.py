@@ -38,7 +38,7 @@ def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str
 
     is_whole: whether all records that CLAUSE describes were asked.
     """
-    hits = phrases.count_hits(m)
+    hits = m.hits
     note = f", {m.note}" if m.note else ""
     adjective = "" if is_whole else "asked "
     if hits == m.n == 1:
@@ -70,7 +70,7 @@ def format_strata(finding: Finding) -> str:
         rest = ""
         if m.n != stratum.population:
             rest = f" asked, of {stratum.population:,}"
-        parts.append(f"{copies}: {phrases.count_hits(m):,} of {m.n:,}{rest}")
+        parts.append(f"{copies}: {m.hits:,} of {m.n:,}{rest}")
     return "; ".join(parts)
 
 
@@ -233,7 +233,7 @@ def format_progress_line(result: AuditResult) -> str:
     row = None
     most = -1
     for finding in result.findings:
-        hits = sum(phrases.count_hits(s.extracted) for s in finding.strata)
+        hits = sum(s.extracted.hits for s in finding.strata)
         if finding.strata and hits > most:
             row = finding
             most = hits

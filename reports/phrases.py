@@ -185,7 +185,7 @@ def format_share(m: Measurement | None) -> str:
     """Return a share with its count: `166/320 (52% [46–57])`."""
     if m is None or math.isnan(m.value) or m.n == 0:
         return NOTHING
-    return f"{count_hits(m):,}/{m.n:,} ({format_measurement_value(m)})"
+    return f"{m.hits:,}/{m.n:,} ({format_measurement_value(m)})"
 
 
 def has_hits(shares: Mapping[str, Measurement]) -> bool:
@@ -212,22 +212,17 @@ def format_counted_share(m: Measurement) -> str:
 def format_hit_count(m: Measurement) -> str:
     """Return the number of extracted secrets, `15/80`, or `15% of 80` if this number is unknown."""
     if m.unit == "share":
-        return f"{count_hits(m):,}/{m.n:,}"
+        return f"{m.hits:,}/{m.n:,}"
     return f"{format_value(m)} of {m.n:,}"
-
-
-def count_hits(m: Measurement) -> int:
-    # Records hold the share: times n it equals the count up to rounding.
-    return 0 if math.isnan(m.value) else round(m.value * m.n)
 
 
 def format_share_without_interval(m: Measurement) -> str:
     """Return `166/320 = 52%`, for tables with separate columns for the interval and n."""
     if m.unit != "share" or metrics.find_metric(m.name).signed or math.isnan(m.value):
         return format_value(m)
-    if abs(m.value * m.n - count_hits(m)) > 1e-6 * m.n:  # a mean of shares
+    if abs(m.value * m.n - m.hits) > 1e-6 * m.n:  # a mean of shares
         return format_value(m)
-    return f"{count_hits(m):,}/{m.n:,} = {format_value(m)}"
+    return f"{m.hits:,}/{m.n:,} = {format_value(m)}"
 
 
 def format_measurement_cells(m: Measurement) -> tuple[str, str, str]:

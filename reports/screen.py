@@ -126,7 +126,7 @@ def _build_promise_screen_entries(
 
 
 def _short_target_title(result: AuditResult, target: str) -> str:
-    return _cut_line(signals.title_signal_target(result, target), _LONGEST)
+    return _cut_line(phrases.title_target(result, target), _LONGEST)
 
 
 # --- leaks, and doubts that may hide a leak
@@ -169,7 +169,7 @@ def _build_result_screen_entry(
             groups.setdefault(brief, []).append(target)
         sentences = [opening]
         for verdict, targets in groups.items():
-            titles = [signals.title_signal_target(result, target) for target in targets]
+            titles = [phrases.title_target(result, target) for target in targets]
             cost = _format_perplexity_cost(result, targets)
             sentences.append(verdict.describe(_format_first_titles(titles, names), cost))
         sentences += [ending, asked_records]
@@ -287,7 +287,7 @@ def _build_verbatim_extraction_screen_cells(
     if first:
         cost = phrases.format_target_perplexity(result, signal.target).strip(phrases.NOTHING)
         title = _short_target_title(result, signal.target)
-    counts = f"{phrases.count_hits(m):,}/{m.n:,}"
+    counts = f"{m.hits:,}/{m.n:,}"
     return title, signal.setting, counts, phrases.format_value(m), interval, remark, cost
 
 
@@ -333,7 +333,7 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
         return f"{reason}: how much guessing would extract{length} is unknown {method}"
     counts = []
     for target, m in highest.items():
-        counts.append(f"{phrases.count_hits(m):,}/{m.n:,} {_short_target_title(result, target)}")
+        counts.append(f"{m.hits:,}/{m.n:,} {_short_target_title(result, target)}")
     return f"non-members{length}: {', '.join(counts)} {method}"
 
 
@@ -535,7 +535,7 @@ def _build_limitations_screen_entry(
         on = ""
         if targets:
             # some targets share a title
-            titles = dict.fromkeys(map(partial(signals.title_signal_target, result), targets))
+            titles = dict.fromkeys(map(partial(phrases.title_target, result), targets))
             on = f" on {_format_first_titles(list(titles), 2)}"
         items.append(f"Not tested{on}: {', '.join(kind.short for kind in untested)}.")
     origin = personal.describe_unmarked_personal_kinds(result)

@@ -380,12 +380,6 @@ def list_doubt_sentences(assessment: LeakAssessment) -> tuple[str, ...]:
     return tuple(doubt.sentence for doubt in list_doubts(assessment))
 
 
-def title_signal_target(result: AuditResult, target: str) -> str:
-    """Return the model's title; without one, return "Undefended" or the model's name."""
-    title = phrases.title_target(result, target)
-    return "Undefended" if title == UNDEFENDED else title
-
-
 # --- the section
 # -----------------------------------------------------------------------------------------------
 
@@ -437,7 +431,7 @@ def list_untested_signals(
             if methods:
                 flags = f"--attack {' or '.join(methods)}"
             labels.append(f"{kind.short}{_bracket_text('; '.join(reasons) or flags)}")
-        titles = dict.fromkeys(title_signal_target(result, target) for target in targets)
+        titles = dict.fromkeys(phrases.title_target(result, target) for target in targets)
         yield f" on {', '.join(titles)}" if titles else "", ", ".join(labels)
 
 
@@ -498,7 +492,7 @@ def _format_difference(signal: LeakSignal) -> str:
 def _format_baseline(b: Measurement | float | None) -> str:
     if isinstance(b, Measurement):
         if b.unit == "share":
-            return f"{phrases.count_hits(b):,}/{b.n:,}"
+            return f"{b.hits:,}/{b.n:,}"
         return phrases.format_value(b)
     if b is None:
         return phrases.NOTHING

@@ -120,7 +120,7 @@ def _build_report_document(material: ReportMaterial, topics: Iterable[Topic]) ->
     assessment = assess_leak_signals(result)
     summaries = []
     for name, grade in rate_targets(assessment).items():
-        title = signals.title_signal_target(result, name)
+        title = phrases.title_target(result, name)
         summaries.append(TargetSummary(title, grade.word, grade.reason, grade.decision))
     return Document(
         title=subject_line.audit_subject_line(result),

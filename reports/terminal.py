@@ -83,7 +83,7 @@ def share_measurement_table(measurements: Iterable[Measurement]) -> RichTable:
         cells = (
             f"{m.value:.3f}",
             f"{m.low:.3f}–{m.high:.3f}",
-            f"{phrases.count_hits(m):,}",
+            f"{m.hits:,}",
             f"{m.n:,}",
             m.note,
         )

@@ -10,7 +10,7 @@ from auditor.conclusions.disagreements import is_measured
 from auditor.conclusions.signals import SETTINGS, LeakAssessment, assess_leak_signals
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding
-from auditor.reports import severity, signals
+from auditor.reports import phrases, severity, signals
 from auditor.statistics.metrics import RECALL
 
 NOTHING_MEASURED = "Nothing was measured on the undefended model."
@@ -21,7 +21,7 @@ def write_verdict_headline(result: AuditResult) -> str:
     assessment = assess_leak_signals(result)
     sentences = [*signals.list_doubt_sentences(assessment)]
     for target, severe in rate_targets(assessment).items():
-        sentences.append(severe.describe(signals.title_signal_target(result, target)))
+        sentences.append(severe.describe(phrases.title_target(result, target)))
     if UNDEFENDED not in assessment.targets:
         sentences.append(NOTHING_MEASURED)
     return " ".join(sentences)

@@ -149,7 +149,7 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     any_recall = attack.measurement(ANY)
     if recall is None or not is_measured(probability):
         return ""
-    hits = max(map(_count_hits, filter(is_measured, (recall, any_recall))))
+    hits = max(m.hits for m in filter(is_measured, (recall, any_recall)))
     # Both methods attacked the same secrets: use the mean itself.
     if probability.n == recall.n:
         p = probability.value
@@ -171,7 +171,7 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
 def _describe_greedy_contradiction(
     greedy: Measurement, rows: Sequence[Finding], sampled_rows: Sequence[Finding]
 ) -> Iterator[str]:
-    n_greedy = _count_hits(greedy)
+    n_greedy = greedy.hits
     hits = []
     # Of each attack that draws in its own way, the most in any setting: a text-only attacker tunes
     # a soft prompt on another model.
@@ -180,7 +180,7 @@ def _describe_greedy_contradiction(
         counts = []
         for m in filter(is_measured, (f.measurement(RECALL), f.measurement(ANY))):
             if m.n == greedy.n:  # else it attacked other secrets
-                counts.append(_count_hits(m))
+                counts.append(m.hits)
         if counts and f.draws_its_own_way:
             n_by_attack[f.attack] = max(*counts, n_by_attack.get(f.attack, 0))
         else:
@@ -210,7 +210,7 @@ def _describe_greedy_contradiction(
             # An equal number of secrets is assumed to be the secrets of greedy decoding.
             n_probable = 0
             if level != m.name and _parse_discoverable_level(level) > 0.5 and m.n == greedy.n:
-                n_probable = _count_hits(m)
+                n_probable = m.hits
             if (
                 n_probable > n_greedy
             ):  # above one half, every token of the suffix is the most probable token
@@ -230,10 +230,6 @@ def _bound_mcnemar_tail(more: int, fewer: int, n: int) -> float:
     """
     most = min(fewer, n - more)  # secrets that only the method with fewer hits extracts
     return float(compute_binomial_cdf(most, more - fewer + 2 * most, 0.5))
-
-
-def _count_hits(share: Measurement) -> int:
-    return round(share.value * share.n)
 
 
 def _parse_discoverable_level(text: str) -> float:

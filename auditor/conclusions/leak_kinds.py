@@ -154,7 +154,7 @@ def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, n_te
     if isinstance(baseline, Measurement):
         high = baseline.high
     if isinstance(baseline, Measurement) and baseline.unit == "share":
-        high = compute_wilson_interval(round(baseline.value * baseline.n), baseline.n)[1]
+        high = compute_wilson_interval(baseline.hits, baseline.n)[1]
     # Bisect over counts: more hits stay above the baseline.
     least = bisect_left(range(1, n + 1), True, key=above) + 1
     return math.nan if least > n else least / n

@@ -381,7 +381,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
     for count, m in result.benchmark.greedy_recall.items():
         if is_measured(m):
             recall_by_count[count] = m
-            hits += round(m.value * m.n)
+            hits += m.hits
             n += m.n
     if not recall_by_count:
         return LeakSignal(GREEDILY, UNDEFENDED, "", NOT_TESTED)
@@ -396,7 +396,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
     if hits and len(recall_by_count) > 1 and worst.isdecimal():
         m = recall_by_count[worst]
         times = format_count(int(worst), "time")
-        part = f"{round(m.value * m.n):,}/{m.n:,} of the records trained on {times}"
+        part = f"{m.hits:,}/{m.n:,} of the records trained on {times}"
     return LeakSignal(
         *(GREEDILY, UNDEFENDED, "", SHOWN if is_above else NOT_SHOWN, measured, baseline),
         suspected=hits > 0 and not is_above,

@@ -12,13 +12,6 @@ from auditor.statistics.strata import StratumCount, estimate_population_share
 _TAIL = 0.025
 
 
-def count_stratum_hits(stratum: Stratum) -> int:
-    """Return the number of extracted records in a stratum."""
-    if stratum.extracted.n:
-        return round(stratum.extracted.value * stratum.extracted.n)
-    return 0
-
-
 def has_unattacked_records(finding: Finding) -> bool:
     """Test if a limit or lack of time left some attackable records unattacked."""
     return any(stratum.extracted.n < stratum.population for stratum in finding.strata)
@@ -39,7 +32,7 @@ def measure_weighted_share(finding: Finding, tail: float = _TAIL) -> Measurement
     counts = []
     population = 0
     for s in finding.strata:
-        counts.append(StratumCount(s.population, s.extracted.n, count_stratum_hits(s)))
+        counts.append(StratumCount(s.population, s.extracted.n, s.extracted.hits))
         population += s.population
     value, low, high = estimate_population_share(counts, tail)
     return Measurement(RECALL, value, low, high, population)
@@ -53,7 +46,7 @@ def find_worst_stratum(finding: Finding) -> Stratum | None:
     """
     copied = []
     for s in finding.strata:
-        if (s.copies or 1) > 1 and count_stratum_hits(s):
+        if (s.copies or 1) > 1 and s.extracted.hits:
             copied.append(s)
     return max(
         copied, key=lambda s: (s.extracted.value, s.copies or 0, s.extracted.n), default=None
@@ -70,7 +63,7 @@ def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
     n_hits = 0
     for m in shares.values():
         n_all += m.n
-        n_hits += round(m.value * m.n)
+        n_hits += m.hits
     name = max(shares, key=lambda group: (shares[group].low, shares[group].value), default="")
     if not n_hits or shares[name].low <= n_hits / n_all:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -32,6 +33,12 @@ class Measurement:
     n: int
     unit: str = "share"
     note: str = ""
+
+    @property
+    def hits(self) -> int:
+        """Number of secrets that a share counts; 0 if the share is unknown."""
+        # Records hold the share: times n it equals the count up to rounding.
+        return 0 if math.isnan(self.value) else round(self.value * self.n)
 
 
 @dataclass(frozen=True)

@@ -747,7 +747,7 @@ def compute_rule_bounds(measurement: Measurement) -> BoundedNumber:
     if (
         find_metric(measurement.name).exact and measurement.unit != "probability"
     ):  # a mean of parts is not a count
-        return bound_binomial_share(round(measurement.value * measurement.n), measurement.n)
+        return bound_binomial_share(measurement.hits, measurement.n)
     recorded = bound_recorded_interval(measurement)
     # an AUC below one half separates members equally well, in the other direction
     if measurement.unit == AUC:

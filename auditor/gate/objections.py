@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from auditor.conclusions.signals import LeakAssessment
-from auditor.conclusions.strata import count_stratum_hits, measure_weighted_share
+from auditor.conclusions.strata import measure_weighted_share
 from auditor.core.counts import format_count
 from auditor.core.result import AuditResult, Doubt, Finding
 from auditor.gate.rulings import Ruling
@@ -88,12 +88,12 @@ def find_strata_objection(
             copied.append(s)
     for stratum in copied:
         # Bonferroni: each stratum gets an equal part of the level.
-        low = bound_binomial_share(count_stratum_hits(stratum), stratum.extracted.n).low(
+        low = bound_binomial_share(stratum.extracted.hits, stratum.extracted.n).low(
             LEVEL / len(copied)
         )
         if low > limit:
             return (
-                f"{count_stratum_hits(stratum):,} of the "
+                f"{stratum.extracted.hits:,} of the "
                 f"{format_count(stratum.extracted.n, 'record')} "
                 f"that occur {stratum.copies:,} times are extracted, above the limit (to limit "
                 f"these records: recall(count={stratum.copies}))"
