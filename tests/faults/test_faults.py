@@ -99,7 +99,7 @@ def test_a_difference_is_seen(world: World) -> None:
     assert not list(kills.compared(world, OWN, stand))
     for name, old, new in (
         ("result.json", '"seed": 0', '"seed": 1'),
-        ("report.md", "Undefended", "Undefeated"),
+        ("report.md", "Privacy audit", "Privacy audits"),
         ("weights.json", '"', "'"),
         ("guesses.jsonl", '"samples": 8', '"samples": 9'),
     ):

@@ -184,7 +184,7 @@ def test_reports_tell_of_it_without_what_came_out(inputs: Path, run: Path) -> No
     assert "Untargeted extraction" in page and "Untargeted extraction" in brief
     assert alias in page and "New in 1,000 more generations" in page and "n 6" in page
     out = numbers(row(inputs, "run"))["records_out"]["value"]
-    assert f"| Undefended, white-box | {out:.0f} of 20 trained on |" in brief
+    assert f"/model, white-box | {out:.0f} of 20 trained on |" in brief
     assert "Non-members: 0 of 6 held out" in brief
     texts = [json.loads(line) for line in (run / "texts.jsonl").read_text().splitlines()]
     said = next(text["pieces"][0] for text in texts if text["alias"] == alias)
