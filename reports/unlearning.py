@@ -6,6 +6,7 @@ The measurements are before unlearning, after unlearning, and after relearning o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from auditor.core.result import AuditResult, GroupRecall, Unlearning
 from auditor.reports import phrases
@@ -87,16 +88,17 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
     for row in unlearning.numbers:
         if row.group == NONMEMBERS:
             floors[(row.attack, row.name)] = row.values[AFTER]
-    with_retrained = False
+    possible = []
     remaining = []
     with_floor = False
     higher = []
     for row in unlearning.numbers:
         if row.group != FORGOTTEN:
             continue
-        if "left" in row.changes:
-            with_retrained = True
-            if row.changes["left"].low > 0:
+        if excess := row.changes.get("left"):
+            most = phrases.format_point_difference(replace(excess, value=excess.high))
+            possible.append(f"{_format_recall_measure(row)} at most {most} more")
+            if excess.low > 0:
                 remaining.append(_format_recall_measure(row))
         if floor := floors.get((row.attack, row.name)):
             with_floor = True
@@ -104,8 +106,11 @@ def _describe_forgotten_records(unlearning: Unlearning) -> Iterator[str]:
                 higher.append(_format_recall_measure(row))
     if remaining:
         yield f"Still there, more than in the retrained model, by {', '.join(remaining)}."
-    elif with_retrained:
-        yield "Queried as it is, the model shows no more of them than the retrained model."
+    elif possible:
+        yield (
+            "Queried as it is, the model is not shown to hold more of them than the retrained "
+            f"model: {'; '.join(possible)}."
+        )
     elif higher:
         yield f"Above non-members by {', '.join(higher)}."
     elif with_floor:

@@ -56,10 +56,10 @@ def test_what_is_hidden_comes_back_and_is_said_to(result: AuditResult) -> None:
     )
     assert said == (
         "PMixED (sound), 50 records forgotten of 90: extraction probability, mean 30% → 2.0% "
-        "[0.0–4.0], retrained 0.0%. Queried as it is, the model shows no more of them than the "
-        "retrained model. 20 steps of relearning on 30 other records bring them back, so they were "
-        "hidden and not gone: extraction probability, mean 2.0% → 16%, 50% [40–60] of what was "
-        "forgotten, "
+        "[0.0–4.0], retrained 0.0%. Queried as it is, the model is not shown to hold more of them "
+        "than the retrained model: extraction probability, mean at most 4.0 points more. 20 steps "
+        "of relearning on 30 other records bring them back, so they were hidden and not gone: "
+        "extraction probability, mean 2.0% → 16%, 50% [40–60] of what was forgotten, "
         "retrained 0.0%. Held-out perplexity 10.0 → 11.0 (+10%)."
     )
 
