@@ -267,15 +267,16 @@ class RecordSource:
 
     @property
     def left_out(self) -> dict[str, list[int]]:
-        """The distinct rows without any usable part, keyed by reason."""
-        # Reversed, so that the first reason of a row stays.
-        first_reasons = {}
-        for (row, reason), is_usable in zip(
-            reversed(self.unusable), reversed(self._are_usable), strict=True
-        ):
-            if not is_usable:
-                first_reasons[row] = reason
-        return _group_rows_by_reason(sorted(first_reasons.items()))
+        """The distinct rows without any usable part, keyed by the reasons of their parts."""
+        reasons = dict[int, str]()
+        for (row, reason), is_usable in zip(self.unusable, self._are_usable, strict=True):
+            if is_usable:
+                continue
+            if row not in reasons:
+                reasons[row] = reason
+            elif reason not in reasons[row]:
+                reasons[row] += f", or {reason}"
+        return _group_rows_by_reason(sorted(reasons.items()))
 
     @property
     def parts_left_out(self) -> dict[str, list[int]]:

@@ -236,6 +236,16 @@ MARKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+def test_a_row_without_a_usable_answer_is_left_out_for_all_reasons(tmp_path: Path) -> None:
+    turns = messages(talk("Who?", "Ann is it.", "And?", "")) + messages(talk("So?", ""))
+    turns[1]["weight"] = 0
+    rows = [{"messages": turns}, {"messages": messages(talk("Who?", "Bob is it."))}]
+    made = read_files(write(tmp_path / "d.jsonl", rows), tokenizer(CHATML), known_fraction=0)
+    (reason,) = made.record_counts["members"].left_out
+    assert reason.startswith("the row marks it as not trained on")
+    assert reason.endswith(", or an empty answer")
+
+
 @pytest.mark.parametrize("template", [CHATML, MARKED])
 @pytest.mark.parametrize(("mark", "other"), MARKS, ids=str)
 def test_an_answer_that_had_no_loss_is_no_member(
