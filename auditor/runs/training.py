@@ -590,6 +590,9 @@ def _build_configuration(
         "forget": _digest_training_records(job.forget) if job.forget else None,
         "dtype": request.loading.dtype,
     }
+    if request.plugin:  # the method's code may be there
+        files = map(Path, request.plugin)
+        configuration["plugin"] = {file.name: file_digests.digest_file(file) for file in files}
     # Round trip through JSON (lists for tuples), for equality with a configuration from a file.
     plain: dict[str, Any] = json.loads(json.dumps(configuration))
     return plain

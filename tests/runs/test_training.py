@@ -261,6 +261,19 @@ def test_another_configuration_is_refused_by_what_differs(inputs: Path, tmp_path
         training.train_model_into_folder(make_request(inputs, tmp_path / "mine"), silent)
 
 
+def test_a_method_that_has_changed_since_is_another_configuration(
+    inputs: Path, tmp_path: Path
+) -> None:
+    mine, out = tmp_path / "mine.py", tmp_path / "out"
+    mine.write_text("# a version\n")
+    request = make_request(inputs, out, plugin=(str(mine),))
+    training.train_model_into_folder(request, silent)
+    assert "nothing was done" in training.train_model_into_folder(request, silent)[0]
+    mine.write_text("# another version\n")
+    with pytest.raises(AuditError, match=r"another configuration \(mine.py: '"):
+        training.train_model_into_folder(request, silent)
+
+
 def test_an_adapter_is_no_model_to_start_from(inputs: Path, tmp_path: Path) -> None:
     training.train_model_into_folder(make_request(inputs, tmp_path / "adapter", lora=True), silent)
     with pytest.raises(AuditError, match="is an adapter: give its base, or merge"):
