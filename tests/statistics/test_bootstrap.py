@@ -52,6 +52,20 @@ def test_many_secrets_take_no_more_memory_than_few() -> None:
     assert len(next(bootstrap.draw_resample_blocks(300, "few"))) == bootstrap.RESAMPLES
 
 
+def test_items_in_blocks_are_drawn_as_by_a_plain_loop() -> None:
+    n = 150_000
+    rng, trend = np.random.default_rng(0), np.arange(n) / n
+    plain = [trend[rng.integers(n, size=n)].mean() for _ in range(300)]
+    found = bootstrap.compute_resampled_means(trend, "trend", 300)
+    assert ks_2samp(found, plain).pvalue > 0.01
+    assert found.std() == pytest.approx(trend.std() / n**0.5, rel=0.15)
+    counts = next(bootstrap.draw_resample_blocks(n, "counts"))
+    assert (counts.sum(1) == n).all()
+    for block in np.split(counts[0], range(0, n, 2**13)[1:]):
+        assert (block == 0).mean() == pytest.approx(np.exp(-1), abs=0.02)
+        assert block.var() == pytest.approx(1, abs=0.1)
+
+
 def log_ratio(each: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.log(each[:, 0] / each[:, 1]), np.stack([1 / each[:, 0], -1 / each[:, 1]], axis=1)
 
