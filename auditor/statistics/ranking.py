@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,8 @@ def measure_ranked_recall(
     secret, from 0 to n - 1; right: (guesses,) True for a right guess. A secret may have any number
     of guesses: it is solved at most once, but each wrong guess is an error. The interval is a
     bootstrap over secrets with all their guesses. It is Clopper-Pearson's if the bootstrap interval
-    has no width or there are fewer than `errors` wrong guesses.
+    has no width or there are fewer than `errors` wrong guesses. With one guess a secret, it
+    contains Clopper-Pearson's: the bootstrap of few solved secrets is too short.
     """
     # (solved secrets,) the guess that solves each secret
     solver = find_first_right_guesses(secret, right)
@@ -58,18 +60,20 @@ def measure_ranked_recall(
 
     solved = np.zeros(n, dtype=bool)
     solved[secret[solvers(np.ones(n, dtype=np.int64))]] = True
+    has_several_guesses = len(np.unique(secret)) < len(secret)
     if int((~right).sum()) < errors:
         equal_metric = "recall"
-        if len(np.unique(secret)) < len(secret):
+        if has_several_guesses:
             equal_metric = "the recall of all guesses"
         return measure_share(name, solved, f"fewer than {errors} errors: equals {equal_metric}")
     recalls = bootstrap.compute_resampled_statistic(
         n, lambda draws: [draw[secret[solvers(draw)]].sum() / n for draw in draws], name
     )
     low, high = bootstrap.compute_percentile_interval(recalls)
-    if low == high:
-        return measure_share(name, solved)
-    return Measurement(name, float(solved.mean()), low, high, n)
+    exact = measure_share(name, solved)
+    if low == high or not has_several_guesses:
+        return replace(exact, low=min(low, exact.low), high=max(high, exact.high))
+    return replace(exact, low=low, high=high)
 
 
 def find_first_right_guesses(secret: Ints, right: Bools) -> Ints:

@@ -235,3 +235,12 @@ def test_near_duplicates_of_more_secrets_than_are_compared_at_once(
     secrets = [Secret(str(i), (), (i, i + 1, i + 2)) for i in range(10)]
     known = [Pair((), (i, i + 1, 99)) for i in (0, 4, 9)]
     assert judging.find_near_duplicate_ids(secrets, known) == ("0", "4", "9")
+
+
+@pytest.mark.parametrize("n_solved", [0, 1, 2, 4])
+def test_few_solved_secrets_have_an_interval_that_covers(n_solved: int) -> None:
+    """Before: the upper end was below the true recall at 100 errors in 14% of samples of 300."""
+    judged = outcome([True] * n_solved + [False] * (300 - n_solved), list(range(300, 0, -1)))
+    m = ranking.measure_error_recall("recall_at_100_errors", judged, 100)
+    low, high = intervals.clopper_pearson(n_solved, 300)
+    assert m.value == n_solved / 300 and m.low <= low and m.high >= high
