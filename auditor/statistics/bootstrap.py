@@ -9,6 +9,7 @@ different values have other resamples, which count the values.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -54,9 +55,10 @@ def _count_drawn_items(noise: np.random.Generator, times: int, counts: Ints) -> 
     """Draw items with replacement, `times` times, and set `counts` of them, (items,)."""
     n = len(counts)
     if n > _BLOCK:
-        n_of_first = noise.binomial(times, _BLOCK / n)
-        _count_drawn_items(noise, n_of_first, counts[:_BLOCK])
-        _count_drawn_items(noise, times - n_of_first, counts[_BLOCK:])
+        half = math.ceil(n / 2 / _BLOCK) * _BLOCK
+        n_of_half = noise.binomial(times, half / n)
+        _count_drawn_items(noise, n_of_half, counts[:half])
+        _count_drawn_items(noise, times - n_of_half, counts[half:])
     elif n == _BLOCK:
         items = noise.integers(n, size=times, dtype=np.uint16)  # any 16 random bits
         counts[:] = np.bincount(items, minlength=n)
