@@ -109,7 +109,8 @@ def format_coverage(result: AuditResult) -> str:
     if counts.attacked_tokens < counts.tokens:  # half of a short record is the prefix
         tokens = f", {counts.attacked_tokens / counts.tokens:.0%} of their tokens attacked"
         if counts.context_tokens:
-            tokens += f", with at most {counts.context_tokens:,} tokens of context"
+            context = format_count(counts.context_tokens, "token")
+            tokens += f", with at most {context} of context"
     if rest:
         tokens += f" ({rest})"
     summary = f"{format_audited_share(result)} records audited{tokens}"

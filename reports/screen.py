@@ -18,6 +18,7 @@ from rich.text import Text
 
 from auditor.conclusions import secret_details as detailed
 from auditor.conclusions.claims import CONTRADICTED
+from auditor.conclusions.disagreements import ANY
 from auditor.conclusions.leak_readings import PERSONAL, VERBATIM
 from auditor.conclusions.signals import SHOWN, LeakAssessment, LeakSignal, assess_leak_signals
 from auditor.core.counts import format_count
@@ -51,7 +52,11 @@ LINES, WIDTH = 25, 100
 _NARROWEST = 60  # columns; the terminal wraps narrower screens
 _LONGEST = 24  # characters of a target's name
 _GROUPS = 4  # groups of secrets listed on the screen
-_SHORT_REMARKS = {RECALL: "", documents.RECALL: "records, in part"}  # by metric
+_SHORT_REMARKS = {  # by metric
+    RECALL: "",
+    documents.RECALL: "records, in part",
+    ANY: "by any guess",
+}
 
 
 @dataclass(frozen=True)
@@ -278,7 +283,7 @@ def _build_verbatim_extraction_screen_cells(
     remarks = [_SHORT_REMARKS.get(m.name, signal.kind.counted.get(m.name, ""))]
     interval = phrases.format_interval(m)
     if signal.suspected:
-        remarks.append(signals.format_suspicion(signal))
+        remarks.append(signals.format_suspicion(signal).partition(":")[0])
         if signals.is_excess_decisive(signal):
             interval = ""
     remark = ", ".join(filter(None, remarks))
@@ -325,7 +330,7 @@ def _format_nonmember_baseline(result: AuditResult, signals: Sequence[LeakSignal
     length = ""
     # Short suffixes are extracted of untrained text too, at a rate that depends on their length.
     if n_tokens := result.plan.get("suffix_length"):
-        length = f" (suffixes of {n_tokens} tokens)"
+        length = f" (suffixes of {format_count(n_tokens, 'token')})"
     if not highest:
         reason = "no non-members"
         if n := result.benchmark.nonmembers:

@@ -186,14 +186,9 @@ def build_run_cost_table(estimate: CostEstimate) -> RowTable:
     note = (
         f"{about} {time} until the last record is asked, {peak} of memory at most; estimated from "
     )
-    note += f"{estimate.probe:.0f} seconds of asking"
-    if estimate.parts_without_estimate:
-        note += (
-            f"; that is without {format_count(len(estimate.parts_without_estimate), 'part')} that "
-            "have "
-            "no "
-            "numbers"
-        )
+    note += f"{format_count(round(estimate.probe), 'second')} of asking"
+    if untimed := len(estimate.parts_without_estimate):
+        note += f"; without {format_count(untimed, 'part')} of the run, not timed"
     elif estimate.flags_that_halve_time:
         note += f"; {' or '.join(estimate.flags_that_halve_time)} would take half as long"
     else:

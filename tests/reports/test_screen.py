@@ -329,6 +329,21 @@ def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolv
     assert entry(doubted, "NEXT") == "resolve DOUBT first -> audit advise runs/latest"
 
 
+def test_a_hint_among_the_guesses_is_said_in_full_beside_the_perplexity() -> None:
+    """The table's row ends neither in the explanation nor in an ellipsis."""
+    drawn = row("reference", share("recall", 0, 20), share("any_of_k", 2, 20))
+    drawn = replace(drawn, by_repeats={})
+    shown = lines(run_of(drawn))
+    (line,) = [line for line in shown if "2/20" in line]
+    assert "by any guess, only a hint" in line and "…" not in line and len(line) <= WIDTH
+
+
+def test_one_token_is_counted_in_the_singular() -> None:
+    result = run_of(row("perplexity", share("recall", 2, N)))
+    result = replace(result, plan={**result.plan, "suffix_length": 1})
+    assert "(suffixes of 1 token)" in " ".join(lines(result))
+
+
 def test_what_was_tested_on_one_target_alone_is_a_limit_of_the_others() -> None:
     """Every signal that a measured target was not tested by stands there, once."""
     found = [row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS))]
