@@ -83,10 +83,13 @@ def summarise_claim(evidence: ClaimEvidence) -> str:
 
 
 def format_claim_verdict(evidence: ClaimEvidence) -> str:
-    """Return the verdict on a claim.
+    """Return the verdict on a claim, or the audited ε if there is no claim to compare it with.
 
     After "consistent", add the smallest violation that the audit could detect.
     """
+    if evidence.verdict is None and evidence.bounds:
+        audited = max(bound.audit.epsilon for bound in evidence.bounds)
+        return f"audited ε ≥ {phrases.format_number(audited)}"
     if evidence.verdict is None:
         return "not audited"
     power = ""

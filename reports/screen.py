@@ -51,6 +51,7 @@ GUTTER = 8  # columns of the labels
 LINES, WIDTH = 25, 100
 _NARROWEST = 60  # columns; the terminal wraps narrower screens
 _LONGEST = 24  # characters of a target's name
+_SHORTEST = 10  # characters to which a name is cut before numbers are
 _GROUPS = 4  # groups of secrets listed on the screen
 _SHORT_REMARKS = {  # by metric
     RECALL: "",
@@ -251,6 +252,9 @@ def _list_verbatim_extraction_lines(
     cost = "perplexity" if widths[6] else ""
     widths[6] = max(widths[6], len(cost))
     # The head spans columns 2 to 4 with their two gaps of two cells, and any remarks.
+    gaps = 2 * (len(widths) - 1)
+    overflow = sum(widths) + gaps - (width - GUTTER)
+    widths[0] = min(widths[0], max(_SHORTEST, widths[0] - overflow))
     widths[3] = max(widths[3], len(extracted) - widths[2] - widths[4] - 4)
     head = (
         f"{'':{sum(widths[:2]) + 4}}{extracted:<{sum(widths[2:6]) + 6 + 2 * bool(widths[5])}}{cost}"
@@ -300,6 +304,7 @@ def _format_aligned_row(row: Sequence[str], widths: Sequence[int]) -> str:
     """Return the cells of a table row on one line, names aligned left and numbers right."""
     padded = []
     for i, (text, w) in enumerate(zip(row, widths, strict=True)):
+        text = _cut_line(text, w)
         space = " " * (w - cell_len(text))
         if w or i != 5:  # 0: no row has a remark
             padded.append(text + space if i in (0, 1, 4, 5) else space + text)

@@ -169,6 +169,9 @@ def test_a_nominal_epsilon_is_shown_and_is_no_claim(result: AuditResult) -> None
     assert said(run(result, None, row(audit()))).endswith(
         "; there is no claim to compare the audit with."
     )
+    unclaimed = run(result, None, row(audit()))
+    summaries = list(map(claims.summarise_claim, claims.select_reported_claims(unclaimed)))
+    assert "DP-SGD: it claims no ε; audited ε ≥ 2.48" in summaries
     endless = said(run(result, float("inf"), row(audit())))
     assert endless.startswith(
         "DP-SGD: it claims no finite ε (add/remove, record, δ 1e-5); audited ε ≥ 2.48"

@@ -338,6 +338,18 @@ def test_a_hint_among_the_guesses_is_said_in_full_beside_the_perplexity() -> Non
     assert "by any guess, only a hint" in line and "…" not in line and len(line) <= WIDTH
 
 
+def test_a_long_name_is_cut_before_remarks_and_perplexities() -> None:
+    result = run_of(row("exact", share("recall", 0, 2_000), share("any_of_k", 200, 2_000)))
+    perplexity = Measurement("perplexity", 51_081.0, 50_000.0, 52_000.0, N, "perplexity")
+    title = "Common with the public model"
+    target = replace(result.targets[0], title=title, perplexity=perplexity)
+    shown = lines(replace(result, targets=(target,)))
+    (head,) = [line for line in shown if "extracted verbatim" in line]
+    (line,) = [line for line in shown if "200/2,000" in line]
+    assert head.endswith("perplexity") and "…" in line.split("white-box")[0]
+    assert "by any guess, only a hint" in line and line.endswith("51,081") and len(line) <= WIDTH
+
+
 def test_one_token_is_counted_in_the_singular() -> None:
     result = run_of(row("perplexity", share("recall", 2, N)))
     result = replace(result, plan={**result.plan, "suffix_length": 1})
