@@ -6,6 +6,7 @@ Verdicts come from `conclusions.claims`. No text calls a model private.
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 
 from auditor.conclusions.claims import (
     CONSISTENT,
@@ -88,8 +89,8 @@ def format_claim_verdict(evidence: ClaimEvidence) -> str:
     After "consistent", add the smallest violation that the audit could detect.
     """
     if evidence.verdict is None and evidence.bounds:
-        audited = max(bound.audit.epsilon for bound in evidence.bounds)
-        return f"audited ε ≥ {phrases.format_number(audited)}"
+        strongest = max(evidence.bounds, key=attrgetter("audit.epsilon"))
+        return f"audited ε ≥ {phrases.format_number(strongest.audit.epsilon)}"
     if evidence.verdict is None:
         return "not audited"
     power = ""

@@ -19,6 +19,7 @@ from auditor.statistics import bootstrap
 from auditor.statistics.bounds import (
     BoundedNumber,
     bound_binomial_share,
+    bound_unseen_value,
     count_discordant_pairs,
     make_measurement,
     share_level,
@@ -138,17 +139,21 @@ def compute_auc_difference(new: Sides, base: Sides) -> BoundedNumber:
     """Return the AUC of `new` minus the AUC of `base`.
 
     new, base: (members' scores, non-members' scores), of the same records. The bounds are of a
-    normal distribution with DeLong's variance for correlated AUCs.
+    normal distribution with DeLong's variance for correlated AUCs. They are never narrower than
+    those for pairs of a member and a non-member of which no pair is ordered differently: two AUCs
+    near 1 would give a width near 0.
     """
     sides = zip(compute_delong_placements(*new), compute_delong_placements(*base), strict=True)
     differences = [np.subtract(*placements) for placements in sides]
     value = float(differences[0].mean())
     deviation = compute_delong_deviation(*differences)
+    # Pairs without a record in common are independent. The order of one pair changes by at most 1.
+    floor = bound_unseen_value(value, min(map(len, differences)), 1.0)
     return BoundedNumber(
         value,
         sum(map(len, differences)),
-        lambda level: value + compute_normal_quantile(level) * deviation,
-        lambda level: value - compute_normal_quantile(level) * deviation,
+        lambda level: min(value + compute_normal_quantile(level) * deviation, floor.low(level)),
+        lambda level: max(value - compute_normal_quantile(level) * deviation, floor.high(level)),
     )
 
 

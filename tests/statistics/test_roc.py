@@ -3,6 +3,8 @@ simulation."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy.integrate import quad
@@ -284,12 +286,36 @@ def test_differences_of_two_runs_pair_members_and_non_members() -> None:
     assert found.value == pytest.approx(roc.auc(*near) - roc.auc(own, others)) and found.n == 350
     alone = roc.estimate_auc("auc", own, others)
     assert 0 < found.high(0.025) - found.low(0.025) < (alone.high - alone.low) / 2
+    # By hand: 150 pairs without a record in common, none of them ordered differently.
     same = roc.compute_auc_difference((own, others), (own, others))
-    assert (same.value, same.low(0.05), same.high(0.05)) == (0, 0, 0)
+    unseen = pytest.approx(1 - 0.05 ** (1 / 150))
+    assert (same.value, -same.low(0.05), same.high(0.05)) == (0, unseen, unseen)
     rate = roc.bound_tpr_difference(near, (own, others), 0.05)
     expected = roc.tpr_at_fpr(*near, 0.05).value - roc.tpr_at_fpr(own, others, 0.05).value
     assert rate.value == pytest.approx(expected) and rate.low(0.05) <= expected <= rate.high(0.05)
     assert roc.bound_tpr_difference((own, others), near, 0.05).high(0.05) == -rate.low(0.05)
+
+
+@pytest.mark.parametrize(("m", "n"), [(8, 8), (60, 60), (300, 100)])
+@pytest.mark.parametrize(("new", "base"), [(1.0, 1.0), (3.0, 2.0), (4.0, 3.5)])
+def test_bounds_of_an_auc_difference_miss_as_seldom_as_they_say(
+    m: int, n: int, new: float, base: float
+) -> None:
+    """Also of AUCs near 1, of which most samples separate all records."""
+    rng, audits, missed = make_keyed_generator("paired aucs", m, n), 400, np.zeros(2, int)
+    truth = float(norm.cdf(new / math.sqrt(2)) - norm.cdf(base / math.sqrt(2)))
+    for _ in range(audits):
+        common = rng.normal(size=m), rng.normal(size=n)
+        sides = []
+        for shift in (new, base):
+            own, others = (
+                0.95 * part + math.sqrt(1 - 0.95**2) * rng.normal(size=len(part))
+                for part in common
+            )
+            sides.append((own + shift, others))
+        found = roc.compute_auc_difference(*sides)
+        missed += found.high(0.05) < truth, found.low(0.05) > truth
+    assert missed.max() <= binom.isf(1e-3, audits, 0.05)
 
 
 @pytest.mark.parametrize(("m", "n"), [(300, 100), (200, 400)])
