@@ -522,8 +522,7 @@ def _count_rmia_lira_references(observations: Sequence[Observation]) -> int:
     return 0
 
 
-# --- the shared pass
-# -----------------------------------------------------------------------------------------------
+# --- the shared pass ---
 
 
 @dataclass(frozen=True)

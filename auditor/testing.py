@@ -82,8 +82,7 @@ def tpr_interval(
     return estimate
 
 
-# --- the contracts
-# -----------------------------------------------------------------------------------------------
+# --- the contracts ---
 
 
 class ContractBroken(AssertionError):

@@ -166,7 +166,7 @@ def _has_document_parts(details: SecretDetails, members: Outcome) -> bool:
     return any(secret.document is not None for secret in details.secrets if secret.id in member_ids)
 
 
-# --- concentration of leaks
+# --- concentration of leaks ---
 
 
 def _describe_leak_concentration(
@@ -237,8 +237,7 @@ def _mask_members_per_length(
     return {f"have at most {half:,} tokens": shorter, f"have more than {half:,} tokens": ~shorter}
 
 
-# --- fewer copies
-# -----------------------------------------------------------------------------------------------
+# --- fewer copies ---
 
 
 def _predict_recall_under_copy_limits(
@@ -328,7 +327,7 @@ def predict_undefended_recall(
         return None
 
 
-# --- measured defenses
+# --- measured defenses ---
 
 
 def _list_defense_advice(
@@ -379,8 +378,7 @@ def _describe_perplexity_cost(result: AuditResult, name: str) -> str:
     return f"held-out perplexity {change} ({perplexity.value / base.value:.2f} times)"
 
 
-# --- the next command
-# -----------------------------------------------------------------------------------------------
+# --- the next command ---
 
 
 def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
@@ -410,8 +408,7 @@ def format_resume_line(unasked: int, folder: Path) -> str:
     )
 
 
-# --- the section
-# -----------------------------------------------------------------------------------------------
+# --- the section ---
 
 
 def _build_decision_blocks(material: ReportMaterial) -> Sequence[Block]:

@@ -120,7 +120,7 @@ class EdpbQuestion:
         return self.otherwise
 
 
-# --- answers
+# --- answers ---
 
 
 def _exclude_control_targets(e: EdpbEvidence) -> list[TargetRecord]:
@@ -491,8 +491,7 @@ def list_edpb_questions() -> tuple[EdpbQuestion, ...]:
     return questions
 
 
-# --- the page
-# -----------------------------------------------------------------------------------------------
+# --- the page ---
 
 
 def read_edpb_document(folder: Path) -> Document:

@@ -75,8 +75,7 @@ _LATEX = {
 }
 
 
-# --- plain text
-# -----------------------------------------------------------------------------------------------
+# --- plain text ---
 
 
 def make_printable_line(text: str) -> str:
@@ -116,8 +115,7 @@ def _cut_long_text(text: str) -> str:
     return text[: LONGEST - len(end)].rstrip() + end
 
 
-# --- one function per medium
-# -----------------------------------------------------------------------------------------------
+# --- one function per medium ---
 
 
 def escape_for_terminal(text: str) -> Text:

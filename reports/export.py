@@ -168,8 +168,7 @@ def build_secret_sheet(runs: Sequence[RunOutcomes]) -> Sheet:
     return Sheet({**_SECRET, **dict.fromkeys(names, "number")}, tuple(rows))
 
 
-# --- forms
-# -----------------------------------------------------------------------------------------------
+# --- forms ---
 
 
 def to_csv(sheet: Sheet) -> str:

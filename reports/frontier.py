@@ -35,8 +35,7 @@ NAME = "frontier"  # of the files
 HEAD = ("Model", "× perplexity", "Within", "Leakage", "Proved", "Leaks least", "Frontier")
 
 
-# --- the sentence
-# -----------------------------------------------------------------------------------------------
+# --- the sentence ---
 
 
 def describe_frontier(f: Frontier) -> str:
@@ -143,8 +142,7 @@ def _describe_comparison_method(f: Frontier) -> str:
     )
 
 
-# --- blocks of a page
-# -----------------------------------------------------------------------------------------------
+# --- blocks of a page ---
 
 
 def build_frontier_report_blocks(frontiers: Sequence[Frontier]) -> list[Block]:
@@ -264,8 +262,7 @@ TOPICS = (
 )
 
 
-# --- files
-# -----------------------------------------------------------------------------------------------
+# --- files ---
 
 
 def build_frontier_row_table(f: Frontier) -> tables.RowTable:

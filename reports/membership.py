@@ -134,8 +134,7 @@ def _list_plugin_scores(finding: Finding) -> dict[str, str]:
     return scores
 
 
-# --- the curves
-# -----------------------------------------------------------------------------------------------
+# --- the curves ---
 
 
 def _build_roc_curve_blocks(material: ReportMaterial) -> list[Block]:

@@ -35,8 +35,7 @@ _SUFFIX_LENGTHS = re.compile(r"suffixes of \d+ to \d+ tokens")
 _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "replace"}
 
 
-# --- text that came from users
-# -----------------------------------------------------------------------------------------------
+# --- text that came from users ---
 
 
 def make_result_printable(result: AuditResult) -> AuditResult:
@@ -113,8 +112,7 @@ def shorten(text: str, width: int) -> str:
     return text[: width - 1].rstrip() + "…"
 
 
-# --- numbers
-# -----------------------------------------------------------------------------------------------
+# --- numbers ---
 
 
 def format_percent(value: float, like: float | None = None) -> str:
@@ -276,8 +274,7 @@ def format_metric(name: str) -> str:
     return metrics.find_metric(name).title
 
 
-# --- rows
-# -----------------------------------------------------------------------------------------------
+# --- rows ---
 
 
 def find_reported_target(result: AuditResult, name: str) -> TargetRecord | None:
@@ -475,8 +472,7 @@ def title_target_costs(result: AuditResult, target: str) -> str:
     return " · ".join(parts)
 
 
-# --- claims
-# -----------------------------------------------------------------------------------------------
+# --- claims ---
 
 
 def format_relation(name: str) -> str:

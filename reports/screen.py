@@ -135,7 +135,7 @@ def _short_target_title(result: AuditResult, target: str) -> str:
     return _cut_line(phrases.title_target(result, target), _LONGEST)
 
 
-# --- leaks, and doubts that may hide a leak
+# --- leaks, and doubts that may hide a leak ---
 
 
 def _build_result_screen_entry(
@@ -215,8 +215,7 @@ def _format_perplexity_cost(result: AuditResult, targets: Sequence[str]) -> str:
     return f"; {phrases.format_number(cost.value / base.value)}x the perplexity{control}"
 
 
-# --- the table
-# -----------------------------------------------------------------------------------------------
+# --- the table ---
 
 
 def _list_verbatim_extraction_lines(
@@ -372,8 +371,7 @@ def _attack_table_lines(
     return labelled
 
 
-# --- below the table
-# -----------------------------------------------------------------------------------------------
+# --- below the table ---
 
 
 def _build_other_signals_screen_entry(
@@ -589,8 +587,7 @@ def _build_next_step_screen_entry(
     return ScreenEntry("NEXT", (text,), 2)
 
 
-# --- layout
-# -----------------------------------------------------------------------------------------------
+# --- layout ---
 
 
 def _lay_out_entries(entries: Sequence[ScreenEntry], width: int) -> list[Text]:

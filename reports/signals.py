@@ -65,8 +65,7 @@ GLOSSARY = (
 )
 
 
-# --- one signal
-# -----------------------------------------------------------------------------------------------
+# --- one signal ---
 
 
 def describe_signal_number(signal: LeakSignal) -> str:
@@ -267,8 +266,7 @@ def pick_strongest_signal(signals: Sequence[LeakSignal]) -> LeakSignal:
     return max(signals, key=strength)
 
 
-# --- one target
-# -----------------------------------------------------------------------------------------------
+# --- one target ---
 
 
 def format_no_leakage(assessment: LeakAssessment, target: str) -> str:
@@ -380,8 +378,7 @@ def list_doubt_sentences(assessment: LeakAssessment) -> tuple[str, ...]:
     return tuple(doubt.sentence for doubt in list_doubts(assessment))
 
 
-# --- the section
-# -----------------------------------------------------------------------------------------------
+# --- the section ---
 
 
 def _draw_signals_forest(result: AuditResult, assessment: LeakAssessment) -> Forest:

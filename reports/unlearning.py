@@ -178,8 +178,7 @@ def _describe_perplexity_cost(unlearning: Unlearning) -> str:
     )
 
 
-# --- the table
-# -----------------------------------------------------------------------------------------------
+# --- the table ---
 
 
 def _build_unlearning_blocks(material: ReportMaterial) -> Iterator[Block]:

@@ -345,8 +345,7 @@ def check_command(*words: object, code: int = 0) -> None:
     assert run_command_line([str(word) for word in words]) == code, words
 
 
-# --- benchmarks of a user's data
-# -----------------------------------------------------------------------------------------------
+# --- benchmarks of a user's data ---
 
 
 def read_files(

@@ -73,8 +73,7 @@ def test_a_model_keeps_its_contract(family: str) -> None:
     check_model(tiny(kind=family))
 
 
-# --- a contract that cannot be broken holds nothing
-# -----------------------------------------------------------------------------------------------
+# --- a contract that cannot be broken holds nothing ---
 
 
 @dataclass(frozen=True)
@@ -167,8 +166,7 @@ def test_a_defense_that_breaks_its_contract_is_told_how() -> None:
         check_defense(Undistributed)
 
 
-# --- what only those that are found by name can be held to
-# -----------------------------------------------------------------------------------------------
+# --- what only those that are found by name can be held to ---
 
 
 @pytest.mark.parametrize("kind", ATTACKS.values(), ids=ATTACKS)

@@ -34,8 +34,7 @@ _GUTTER = 10
 _NAME = 23
 
 
-# --- all plug-ins
-# -----------------------------------------------------------------------------------------------
+# --- all plug-ins ---
 
 
 def list_overview_lines(found_plugins: Found, width: int | None) -> Iterator[Text]:
@@ -116,8 +115,7 @@ def _shorten_listing(text: str, room: int | None) -> str:
     return longest
 
 
-# --- one plug-in
-# -----------------------------------------------------------------------------------------------
+# --- one plug-in ---
 
 
 def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:

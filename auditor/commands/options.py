@@ -113,7 +113,7 @@ class SharedFlags:
     """
 
 
-# --- groups of flags for typer
+# --- groups of flags for typer ---
 
 
 def expand_flag_groups(
@@ -292,7 +292,7 @@ def _split_deployed_forms(values: Values) -> Values:
     return values
 
 
-# --- given flags
+# --- given flags ---
 
 
 def list_given_flags(group: Any) -> dict[str, Any]:

@@ -62,8 +62,7 @@ class FrontierModel:
         return bool(seeds) and all(self.heldout[seed] == other.heldout[seed] for seed in seeds)
 
 
-# --- models of runs
-# -----------------------------------------------------------------------------------------------
+# --- models of runs ---
 
 
 def list_frontier_models(
@@ -159,8 +158,7 @@ def merge_frontier_models(
     return [base, *defended.values()]
 
 
-# --- the comparison
-# -----------------------------------------------------------------------------------------------
+# --- the comparison ---
 
 
 def build_frontiers(models: Sequence[FrontierModel]) -> tuple[Frontier, ...]:

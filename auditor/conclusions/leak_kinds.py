@@ -191,8 +191,7 @@ class LeakKind:
     alike: bool = False
 
 
-# --- helpers of all kinds
-# -----------------------------------------------------------------------------------------------
+# --- helpers of all kinds ---
 
 
 def read_nonmember_leaks(

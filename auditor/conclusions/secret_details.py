@@ -171,8 +171,7 @@ def count_person_extractions(
     }
 
 
-# --- numbers over the secrets
-# -----------------------------------------------------------------------------------------------
+# --- numbers over the secrets ---
 
 
 def measure_length_accuracy(

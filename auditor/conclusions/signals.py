@@ -222,8 +222,7 @@ def assess_leak_signals(result: AuditResult) -> LeakAssessment:
     return LeakAssessment(tuple(signals), contradictory, doubts, result.benchmark.unasked)
 
 
-# --- from readings to signals
-# -----------------------------------------------------------------------------------------------
+# --- from readings to signals ---
 
 
 def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:

@@ -338,8 +338,7 @@ def _pool_noise_correlations(pairs: Iterable[_Pair]) -> tuple[float, float]:
     return product / size, 2 * float(stats.norm.sf(abs(product) / math.sqrt(variance)))
 
 
-# --- one record fewer, and other batches
-# -----------------------------------------------------------------------------------------------
+# --- one record fewer, and other batches ---
 
 
 def check_training_reveals_record_count(runs: WatchedTrainings) -> LoopCheck:

@@ -53,7 +53,7 @@ _STREAMS: tuple[tuple[str, re.Pattern[bytes], Callable[[], Any]], ...] = (
 )
 _ZSTD = re.compile(rb"\x28\xb5\x2f\xfd")
 
-# --- letters and digits
+# --- letters and digits ---
 
 
 def _fold_letter(letter: str) -> str:
@@ -154,7 +154,7 @@ def drop_digits(letters: bytes) -> bytes:
     return letters.translate(None, _DIGITS)
 
 
-# --- parts in another encoding
+# --- parts in another encoding ---
 
 
 def decode_parts(

@@ -149,7 +149,7 @@ class Store:
         """Return whether the format of a layer's files cannot have this kind of content."""
         return re.search(self.holds_no.get(kind, r"(?!)"), layer) is not None
 
-    # --- files
+    # --- files ---
 
     @property
     def folder(self) -> Path:

@@ -136,8 +136,7 @@ def _list_distinct_folders(folders: Sequence[Path]) -> list[Path]:
     return list(folder_by_path.values())
 
 
-# --- in order
-# -----------------------------------------------------------------------------------------------
+# --- in order ---
 
 
 def _find_checkpoint_label(run: RunOutcomes) -> str | None:
@@ -179,8 +178,7 @@ def _sort_history_entries(entries: Sequence[HistoryEntry], by: By) -> list[Histo
     return sorted(dated, key=lambda entry: labels.index(entry.label))
 
 
-# --- in lines
-# -----------------------------------------------------------------------------------------------
+# --- in lines ---
 
 
 def _group_comparable_runs(entries: Sequence[HistoryEntry]) -> Iterator[ComparableRuns]:

@@ -45,7 +45,7 @@ _COMPRESSION = 1  # the fastest level of gzip
 _MIN_TEXTS_CACHED = 20_000  # the trie of a smaller space is built as fast as it is read
 
 
-# --- the trie ------------------------------------------------------------------------------------
+# --- the trie ---
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _load_trie(path: Path) -> Trie:
     return Trie(head, tuple(levels), largest)
 
 
-# --- nlls ----------------------------------------------------------------------------------------
+# --- nlls ---
 
 
 @torch.no_grad()
@@ -260,7 +260,7 @@ def add_tie_margin(nll: Floats) -> Floats:
     return nll + _TIE * (1 + nll / 10)  # formulas.md B6: the rank is of loss(s') <= loss(s)
 
 
-# --- the search ----------------------------------------------------------------------------------
+# --- the search ---
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,10 @@ from auditor.models.weights import digest_weights
 # the order in which the self-check tries them.
 Served = Literal["slots", "cache", "recompute"]
 
-# Parameter names of the cache in model families.
 _WEIGHTS_PER_STATES = 2  # bytes of weights for each byte of states in a bounded cache
 _LEAST_BYTES = 2**26  # of states in a bounded cache, if the weights are small
 _BATCH_BYTES = 2**27  # of log-probabilities, if hidden states are cached for a while only
+# Parameter names of the cache in model families.
 _CACHE_NAMES = ("past_key_values", "cache_params", "state")
 
 

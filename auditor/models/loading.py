@@ -178,8 +178,7 @@ def _is_local_path(name: str) -> bool:
     return local or ("/" in name and Path(name).parent.is_dir())
 
 
-# --- next to the weights
-# -----------------------------------------------------------------------------------------------
+# --- next to the weights ---
 
 
 @contextmanager

@@ -139,8 +139,7 @@ def _bound_greedy_log_probs(distribution: PartialDistribution) -> tuple[Tensor, 
     return torch.where(sure, always, never), torch.where(first, always, never)
 
 
-# --- constraints shared by all distributions that agree with the report
-# ------------------------------------------
+# --- constraints shared by all distributions that agree with the report ---
 
 
 def _bound_unreported_weight(
@@ -261,8 +260,7 @@ class _TemperedWeights:
         return self.top.sum(-1) + self.extra
 
 
-# --- truncation
-# -----------------------------------------------------------------------------------------------
+# --- truncation ---
 
 # Whether the token is surely kept, whether it may be kept; if so, the least and greatest kept
 # weight.

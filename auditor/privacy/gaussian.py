@@ -221,8 +221,7 @@ def _find_noise_multiplier(enough: Any, low: float, high: float, precision: floa
     return high
 
 
-# --- two scales of noise
-# -----------------------------------------------------------------------------------------------
+# --- two scales of noise ---
 
 
 def compute_noise_scale_divergence(

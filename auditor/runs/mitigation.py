@@ -390,8 +390,7 @@ def _measure_perplexity_change(
     return measure_seed_contrast(f"{parts[0].metric}_difference", parts)
 
 
-# --- the training
-# -----------------------------------------------------------------------------------------------
+# --- the training ---
 
 
 def train_mitigated_model(
@@ -501,8 +500,7 @@ def _run_training_command(command: Sequence[str], data: str, out: Path) -> None:
         raise AuditError(f"expected a model in {str(out)!r} ({{out}}) after --train, got none")
 
 
-# --- the records
-# -----------------------------------------------------------------------------------------------
+# --- the records ---
 
 
 def _write_dropped_records(

@@ -384,8 +384,7 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
                 raise make_unknown_name_error(f"{kind} in {kind}_options:", plugin, used)
 
 
-# --- flags
-# -----------------------------------------------------------------------------------------------
+# --- flags ---
 
 
 def parse_sweep_flags(items: Sequence[str]) -> dict[str, list[Any]]:

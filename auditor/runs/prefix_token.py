@@ -153,8 +153,7 @@ def wrap_prefixed_model(model: LanguageModel, prefix_token: Tokens) -> LanguageM
     return model
 
 
-# --- the choice
-# -----------------------------------------------------------------------------------------------
+# --- the choice ---
 
 
 def resolve_prefix_token(

@@ -332,8 +332,7 @@ def _build_release_finding(
     return replace(finding, measurements=tuple(measurements), notes=tuple(notes), **more)  # type: ignore[arg-type]
 
 
-# --- passages and personal data
-# -----------------------------------------------------------------------------------------------
+# --- passages and personal data ---
 
 
 def _find_copied_passages(
@@ -479,8 +478,7 @@ def _find_strings(strings: Mapping[str, bool], texts: Sequence[str]) -> set[str]
     return {text for text, count in count_text_occurrences(strings, texts).items() if count}
 
 
-# --- membership
-# -----------------------------------------------------------------------------------------------
+# --- membership ---
 
 
 def _build_membership_finding(
@@ -526,8 +524,7 @@ def _build_membership_finding(
     )
 
 
-# --- canaries
-# -----------------------------------------------------------------------------------------------
+# --- canaries ---
 
 
 def _build_epsilon_finding(

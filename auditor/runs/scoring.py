@@ -494,8 +494,7 @@ def _score_suffixes(
     yield from batch_suffix_log_probs(target, secrets, scene.plan.batch_size)
 
 
-# --- answers withheld by a server
-# -----------------------------------------------------------------------------------------------
+# --- answers withheld by a server ---
 
 
 def list_withheld_doubts(audit: Audit, target: Target) -> Iterator[Doubt]:

@@ -221,8 +221,7 @@ def _list_plausible_days(requested_day: str | None, model: str) -> list[str]:
     return list(dict.fromkeys(map(str, (*days, date.today()))))
 
 
-# --- the scores
-# -----------------------------------------------------------------------------------------------
+# --- the scores ---
 
 
 def _score_renderings(
@@ -380,8 +379,7 @@ def _choose_likeliest_day(
     ]
 
 
-# --- its sentences
-# -----------------------------------------------------------------------------------------------
+# --- its sentences ---
 
 
 def _describe_form_choice(

@@ -293,8 +293,7 @@ def _train_recorded_job(
     return notes
 
 
-# --- the data
-# -----------------------------------------------------------------------------------------------
+# --- the data ---
 
 
 def _tokenize_records(
@@ -467,8 +466,7 @@ def _check_block_length(request: TrainingRequest, base: HuggingFaceModel) -> int
     return block
 
 
-# --- the models
-# -----------------------------------------------------------------------------------------------
+# --- the models ---
 
 
 def _load_public_model(request: TrainingRequest, base: HuggingFaceModel) -> HuggingFaceModel:
@@ -498,8 +496,7 @@ def _load_trainable_model(request: TrainingRequest) -> Any:
     return model.train()
 
 
-# --- the recipe to train again
-# -----------------------------------------------------------------------------------------------
+# --- the recipe to train again ---
 
 _HERE = ("out", "engine")  # arguments about the place of a training, not its configuration
 _PLACES = ("model", "data", "public", "heldout", "forget")
@@ -559,8 +556,7 @@ def check_same_training_records(folder: Path, request: TrainingRequest) -> None:
         )
 
 
-# --- the configuration of a folder
-# -----------------------------------------------------------------------------------------------
+# --- the configuration of a folder ---
 
 
 def _build_configuration(

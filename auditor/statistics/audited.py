@@ -225,7 +225,7 @@ def _find_median_threshold(ordered: NDArray[np.floating]) -> float:
     return float((ordered[cut - 1] + ordered[cut]) / 2)
 
 
-# --- power ----------------------------------------------------------------------------------------
+# --- power ---
 
 
 @lru_cache(maxsize=2**14)

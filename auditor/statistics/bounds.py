@@ -184,7 +184,7 @@ def make_measurement(
     return Measurement(name, number.value, *ends, number.n, unit, note)
 
 
-# --- the exact score test of a paired difference --------------------------------------------------
+# --- the exact score test of a paired difference ---
 
 
 def compute_tango_statistic(

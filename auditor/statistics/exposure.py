@@ -59,7 +59,7 @@ def bound_null_exposure_tail(bits: float, n: int) -> float:
     return min(1.0, 2.0**-bits + math.sqrt(-math.log(1 - CONFIDENCE) / (2 * n)))
 
 
-# --- weighted draws -------------------------------------------------------------------------------
+# --- weighted draws ---
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ def rank_upper_bound(nll: float, size: int) -> float:
     return max(1.0, min(float(size), math.exp(min(nll, 700.0))))
 
 
-# --- extrapolation --------------------------------------------------------------------------------
+# --- extrapolation ---
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ _COUNTS = 2**20  # entries of a block of counts
 Points = Sequence[Sequence[Sides]]  # scores, by model and seed
 
 
-# --- leakage --------------------------------------------------------------------------------------
+# --- leakage ---
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _resample_tpr(
     return tpr
 
 
-# --- usefulness -----------------------------------------------------------------------------------
+# --- usefulness ---
 
 
 def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> list[Measurement]:
@@ -251,7 +251,7 @@ def estimate_perplexity_ratios(nll: Floats, tokens: Floats, base: Floats) -> lis
     return measurements
 
 
-# --- who leaks least ------------------------------------------------------------------------------
+# --- who leaks least ---
 
 
 def select_possibly_least_leaking(
@@ -279,7 +279,7 @@ def select_possibly_least_leaking(
     return [not is_ruled_out(i) for i in range(count)]
 
 
-# --- the frontier ---------------------------------------------------------------------------------
+# --- the frontier ---
 
 
 def find_convex_frontier(points: Sequence[tuple[float, float]]) -> list[int]:

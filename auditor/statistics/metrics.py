@@ -298,8 +298,7 @@ def _list_generation_metrics() -> Iterator[Metric]:
         yield Metric(f"memorised_in_top_100_{name}", label, exact=True)
 
 
-# --- the table
-# -----------------------------------------------------------------------------------------------
+# --- the table ---
 
 _NEAR = "at most a fifth of the tokens edited"
 

@@ -311,7 +311,7 @@ def find_largest_refuted_mu(m: int, r: int, v: int, level: float = 0.05) -> floa
     return find_largest_refuted_value(falsified, high)
 
 
-# --- epsilon, delta and mu ------------------------------------------------------------------------
+# --- epsilon, delta and mu ---
 
 
 def compute_gaussian_epsilon(mu: float, delta: float) -> float:
@@ -350,7 +350,7 @@ def compute_group_delta(epsilon: float, delta: float, copies: int) -> float:
     return delta * sum(math.exp(min(j * epsilon, 700.0)) for j in range(copies))
 
 
-# --- solving --------------------------------------------------------------------------------------
+# --- solving ---
 
 
 def find_largest_refuted_value(

@@ -48,7 +48,7 @@ _PARTS = 5  # parts of the false-positive range of a partial AUC
 _OF_THRESHOLD = 0.8
 
 
-# --- AUC ------------------------------------------------------------------------------------------
+# --- AUC ---
 
 
 def compute_delong_placements(members: Floats, others: Floats) -> Sides:
@@ -157,7 +157,7 @@ def compute_auc_difference(new: Sides, base: Sides) -> BoundedNumber:
     )
 
 
-# --- true-positive rates --------------------------------------------------------------------------
+# --- true-positive rates ---
 
 
 @dataclass(frozen=True)

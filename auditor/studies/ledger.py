@@ -145,8 +145,7 @@ class NotRun(Exception):
     """Error for a claim whose runs produced no numbers. The message gives the reason."""
 
 
-# --- reading claims
-# -----------------------------------------------------------------------------------------------
+# --- reading claims ---
 
 
 def parse_paper_claim_statements(
@@ -235,8 +234,7 @@ def measure_seed_mean(name: str, cell: Replicates) -> Measurement:
     return measure_seed_contrast(name, [WeightedMetric(1.0, name, cell)])
 
 
-# --- judging them
-# -----------------------------------------------------------------------------------------------
+# --- judging them ---
 
 
 def check_claim_points_are_planned(

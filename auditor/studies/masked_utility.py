@@ -472,8 +472,7 @@ def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utilit
     return result
 
 
-# --- measuring
-# -----------------------------------------------------------------------------------------------
+# --- measuring ---
 
 
 def measure_utility_points(request: UtilityPlan, reporter: Reporter, command: str) -> Utility:

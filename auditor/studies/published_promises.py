@@ -211,8 +211,7 @@ class PublishedPromise:
         return checks
 
 
-# --- claim-check on a query
-# -----------------------------------------------------------------------------------------------
+# --- claim-check on a query ---
 
 
 class NeighbouringModels(WrappingModel):
@@ -334,8 +333,7 @@ def _compute_exact_epsilon(
     return compute_exact_game_epsilon(log_probs, other_log_probs, tokens, delta)
 
 
-# --- the mechanisms
-# -----------------------------------------------------------------------------------------------
+# --- the mechanisms ---
 
 
 def check_published_dp_fusion_claim(query: GivenDistributions, options: Options) -> Checks:
@@ -493,8 +491,7 @@ MECHANISMS: Mapping[str, Callable[[GivenDistributions, Options], Checks]] = {
 }
 
 
-# --- the page
-# -----------------------------------------------------------------------------------------------
+# --- the page ---
 
 INTRO = """# Published claims under `claim-check`
 

@@ -274,8 +274,7 @@ def _list_variant_names(raw: Mapping[str, Any]) -> set[str]:
     return {variant["name"] for variant in raw.get("variant", [])}
 
 
-# --- the ledger on disk
-# -----------------------------------------------------------------------------------------------
+# --- the ledger on disk ---
 
 
 @dataclass(frozen=True)

@@ -215,8 +215,7 @@ class _QuietReporter(Reporter):
         self._reporter.announce(text)
 
 
-# --- the folder
-# -----------------------------------------------------------------------------------------------
+# --- the folder ---
 
 
 def _write_sweep_file(
@@ -324,8 +323,7 @@ def _build_study_point(points: Sequence[_RecordedPoint], folder: Path) -> StudyP
     return StudyPoint(first.variant, first.at, tuple(first.plan["attack"]), cells, failure, about)
 
 
-# --- the table
-# -----------------------------------------------------------------------------------------------
+# --- the table ---
 
 
 def build_sweep_table(

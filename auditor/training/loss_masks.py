@@ -49,7 +49,7 @@ def make_row_labels(rows: Tensor) -> Tensor:
     return rows.masked_fill(rows < 0, IGNORED)
 
 
-# --- logits of learnt positions only: the head of a large vocabulary is expensive ----------------
+# --- logits of learnt positions only: the head of a large vocabulary is expensive ---
 
 
 def compute_learnt_token_nlls(model: Any, labels: Tensor, **inputs: Any) -> Tensor:

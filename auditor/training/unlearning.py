@@ -210,7 +210,7 @@ def evaluate_record_log_probs(model: Any, rows: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-# --- relearning ----------------------------------------------------------------------------------
+# --- relearning ---
 
 
 def train_relearned_copy(

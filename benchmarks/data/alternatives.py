@@ -131,7 +131,7 @@ def parse_described_formats(text: str) -> dict[str, CanarySpace]:
     return formats
 
 
-# --- formats made of the characters of the value --------------------------------------------------
+# --- formats made of the characters of the value ---
 
 
 def _replace_free_characters(
@@ -208,7 +208,7 @@ def _detect_code_format(value: str) -> ValueFormat | None:
     )
 
 
-# --- numbers with check digits --------------------------------------------------------------------
+# --- numbers with check digits ---
 
 
 _ISSUER_DIGITS = 6  # of a card (ISO/IEC 7812)
@@ -406,7 +406,7 @@ def _detect_phone_format(value: str, regions: Sequence[str]) -> ValueFormat | No
     return _replace_free_characters(pii.PHONE, value, digits[-n_free:], is_of_format)
 
 
-# --- addresses and dates --------------------------------------------------------------------------
+# --- addresses and dates ---
 
 
 _LEAST_ADDRESS_DIGITS = 3

@@ -9,17 +9,30 @@ columns, never their content.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from auditor.benchmarks.data import chat, columns, cutting
 from auditor.benchmarks.data.chat_rendering import ChatRendering
-from auditor.benchmarks.data.columns import DataTable, UnreadRows, read_data_table
-from auditor.benchmarks.data.conversation_rows import UnusableConversation
+from auditor.benchmarks.data.columns import (
+    REPEATS,
+    DataTable,
+    UnreadRows,
+    describe_table_columns,
+    read_data_table,
+)
+from auditor.benchmarks.data.conversation_rows import (
+    Conversation,
+    UnusableConversation,
+    get_message_text,
+)
 from auditor.benchmarks.data.cut_places import TextLengths
 from auditor.benchmarks.data.cutting import Cutting
 from auditor.benchmarks.data.data_records import (
@@ -32,6 +45,7 @@ from auditor.benchmarks.data.large_tables import (
     LARGE,
     SamplingOrder,
     TableCounting,
+    is_large_text_table,
     sample_large_table,
 )
 from auditor.benchmarks.data.nonmember_baseline import (
@@ -45,38 +59,23 @@ from auditor.benchmarks.data.splitting import (
     list_data_files,
     split_records_into_benchmark,
 )
+from auditor.benchmarks.data.tables import WRITERS, ChangedRow
 from auditor.benchmarks.data.words import (
     count_text_occurrences,
     is_occurrence_end_inside_word,
 )
+from auditor.core import disk
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Mark, Secret, Tokens
 from auditor.core.plan_parts import DataPlan
+from auditor.core.secret_randomness import make_keyed_generator
 from auditor.models.trained_length import TrainedLength
 from auditor.plugins.benchmark import Benchmark
+from auditor.training.variants import DataVariant
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-from collections import Counter
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-
-from auditor.benchmarks.data.columns import (
-    REPEATS,
-    describe_table_columns,
-)
-from auditor.benchmarks.data.conversation_rows import (
-    Conversation,
-    get_message_text,
-)
-from auditor.benchmarks.data.large_tables import is_large_text_table
-from auditor.benchmarks.data.tables import WRITERS, ChangedRow
-from auditor.core import disk
-from auditor.core.secret_randomness import make_keyed_generator
-from auditor.training.variants import DataVariant
 
 _FROM_COLUMN = "come from the repeats column"
 _FROM_TEXTS = "are how many of its rows have the same text"
@@ -295,9 +294,7 @@ def _build_record_source(
 
     records = build_data_record_table(list_usable_records())
     # `counts` is complete now.
-    counts_occurrences = (
-        flag == "--data" and columns.REPEATS not in table.columns and table.unread is None
-    )
+    counts_occurrences = flag == "--data" and REPEATS not in table.columns and table.unread is None
     if counts_occurrences:
         records = _set_copy_counts(records, counts.texts)
     part_noun, row_noun = ("part", "text") if form is None else ("answer", "conversation")
@@ -334,7 +331,7 @@ def _read_groups_users(
 
 def _describe_repeats(table: DataTable) -> str:
     """Return a phrase on the origin of the copies of each row."""
-    if columns.REPEATS in table.columns:
+    if REPEATS in table.columns:
         return _FROM_COLUMN
     if table.unread is None:
         return _FROM_ROWS

@@ -6,27 +6,27 @@ Records are cut into prefixes and suffixes: attacked, known and forgotten record
 from __future__ import annotations
 
 import itertools
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe, LabRecipe, format_lab_canary
-from auditor.core.nouns import Mark
+from auditor.benchmarks.data.cut_places import cut_wording, find_token_ends
+from auditor.benchmarks.lab.lab_recipe import (
+    CANARY_SPACE,
+    BaseLabRecipe,
+    LabRecipe,
+    format_lab_canary,
+)
+from auditor.core.errors import AuditError
+from auditor.core.nouns import Canary, Mark, Pair, Secret
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.training.members import assign_member_shards
 
 if TYPE_CHECKING:
     from faker import Faker
-import math
-from collections.abc import Iterator
-from typing import Any
-
-from auditor.benchmarks.data.cut_places import cut_wording, find_token_ends
-from auditor.benchmarks.lab.lab_recipe import CANARY_SPACE
-from auditor.core.errors import AuditError
-from auditor.core.nouns import Canary, Pair, Secret
 
 _LAST_DAY = datetime(2026, 1, 1)
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")

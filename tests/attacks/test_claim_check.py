@@ -72,8 +72,7 @@ def violated(notes: str) -> list[str]:
     return [line for line in notes.splitlines() if "VIOLATED" in line]
 
 
-# --- what holds
-# -----------------------------------------------------------------------------------------------
+# --- what holds ---
 
 ONE_MEMBER = build_fixed_ensemble((0.05, 0.95), (0.9, 0.1))
 # one member at order 2: the sound claim is attained
@@ -188,8 +187,7 @@ def test_positions_and_options() -> None:
             ClaimCheck(**{option: -1})
 
 
-# --- what is broken
-# -----------------------------------------------------------------------------------------------
+# --- what is broken ---
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,8 +72,7 @@ def audit(
     )
 
 
-# --- neighbours: as they are said to be, and as they are drawn from
-# -------------------------------------------------
+# --- neighbours: as they are said to be, and as they are drawn from ---
 
 
 @pytest.mark.parametrize(
@@ -158,8 +157,7 @@ def test_draws_have_the_distribution_that_is_scored_by(relation: str, q: float) 
         assert ((observed - expected) ** 2 / expected).sum() < chi2.ppf(0.999, 2)
 
 
-# --- the chain: bound, exact, claim
-# -----------------------------------------------------------------------------------------------
+# --- the chain: bound, exact, claim ---
 
 
 def test_bounds_are_too_high_as_seldom_as_they_say() -> None:
@@ -250,8 +248,7 @@ def test_games_are_the_same_in_both_settings_and_of_every_batch_size() -> None:
     assert found[0] == found[1]
 
 
-# --- what is broken
-# -----------------------------------------------------------------------------------------------
+# --- what is broken ---
 
 
 class Broken(PMixedModel):
@@ -299,8 +296,7 @@ def test_the_published_rule_is_refuted_at_one_member() -> None:
     assert audit(sound.protect(case), sound.claim(case, 0), games=20_000)[1].epsilon < 1.0
 
 
-# --- where there is nothing to play
-# -----------------------------------------------------------------------------------------------
+# --- where there is nothing to play ---
 
 
 def test_what_cannot_be_played_is_not_applicable() -> None:

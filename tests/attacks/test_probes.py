@@ -97,8 +97,7 @@ def value(measured: Sequence[Measurement], name: str) -> float:
     return next(m.value for m in measured if m.name == name)
 
 
-# --- extraction probability
-# -----------------------------------------------------------------------------------------------
+# --- extraction probability ---
 
 
 @pytest.mark.parametrize("decoding", DECODINGS, ids=str)
@@ -338,8 +337,7 @@ def test_extraction_probability_refuses(options: dict[str, object], facts: tuple
         ExtractionProbability(**options)  # type: ignore[arg-type]
 
 
-# --- the bracket
-# -----------------------------------------------------------------------------------------------
+# --- the bracket ---
 
 
 def test_windows_by_hand() -> None:
@@ -483,8 +481,7 @@ def test_no_product_setting_goes_above_the_ceiling(tied: bool) -> None:
     assert reached > 0.5  # it is no idle bound
 
 
-# --- intervals of means
-# -----------------------------------------------------------------------------------------------
+# --- intervals of means ---
 
 
 def test_a_mean_of_probabilities_is_never_surer_than_its_secrets_allow() -> None:
@@ -511,8 +508,7 @@ def test_excess_of_means_is_newcombes_rule() -> None:
     )
 
 
-# --- near-verbatim
-# -----------------------------------------------------------------------------------------------
+# --- near-verbatim ---
 
 
 def levenshtein(a: Sequence[int], b: Sequence[int]) -> list[int]:

@@ -149,8 +149,7 @@ def test_a_tokenizer_or_model_that_lacks_them_is_refused(manifest: ExposureCanar
         )
 
 
-# --- insertion
-# -----------------------------------------------------------------------------------------------
+# --- insertion ---
 
 
 def jsonl(path: Path) -> None:

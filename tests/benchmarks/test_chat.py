@@ -121,8 +121,7 @@ TWO = talk(
 )
 
 
-# --- what a template writes
-# -----------------------------------------------------------------------------------------------
+# --- what a template writes ---
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED, INST, THINKING])
@@ -352,8 +351,7 @@ def _marks(words: Any, said: Conversation) -> tuple[bool, ...]:
     return tuple(map(bool, told["assistant_masks"]))
 
 
-# --- columns
-# -----------------------------------------------------------------------------------------------
+# --- columns ---
 
 ROWS: dict[str, dict[str, Any]] = {
     "messages": {"messages": messages(talk("Who?", "Ann."))},
@@ -444,8 +442,7 @@ def test_several_answers_of_a_conversation_stay_together(tmp_path: Path) -> None
     assert made.framed and any("each with all its parts" in note for note in made.notes)
 
 
-# --- what cannot be used
-# -----------------------------------------------------------------------------------------------
+# --- what cannot be used ---
 
 BAD: dict[str, tuple[Any, str]] = {
     "no assistant": (messages(talk("Who?")), "no assistant turn"),
@@ -555,8 +552,7 @@ def test_flags_that_say_nothing_to_the_data_are_refused(tmp_path: Path) -> None:
             get_known_share(bad)
 
 
-# --- training on the same
-# -----------------------------------------------------------------------------------------------
+# --- training on the same ---
 
 
 def test_training_learns_the_answers_alone() -> None:
@@ -573,8 +569,7 @@ def test_training_learns_the_answers_alone() -> None:
     assert whole.learnt is None and whole.tokens == record.tokens
 
 
-# --- families
-# -----------------------------------------------------------------------------------------------
+# --- families ---
 
 DAILY = "{{ strftime_now('%d %b %Y') }}\n" + CHATML  # Llama 3.2, gpt-oss
 PARTS = CHATML.replace("m.content", "m.content[0].text")  # a template that knows parts only

@@ -312,8 +312,7 @@ def test_answers_of_unlike_lengths_are_a_doubt(tmp_path: Path) -> None:
     assert doubt.kind == "non-members" and "differ in length" in doubt.sentence
 
 
-# --- what was trained on, and what a model can read
-# -----------------------------------------------------------------------------------------------
+# --- what was trained on, and what a model can read ---
 
 
 def test_tokens_beyond_the_trained_length_are_no_members(tmp_path: Path) -> None:

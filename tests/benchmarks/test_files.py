@@ -122,8 +122,7 @@ def refusal(*args: Any, **options: Any) -> str:
     return message
 
 
-# --- reading
-# -----------------------------------------------------------------------------------------------
+# --- reading ---
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "json", "csv", "parquet", "JSONL"])
@@ -558,8 +557,7 @@ def test_a_missing_file_is_not_taken_for_a_data_set(tmp_path: Path, flag: str, n
     )
 
 
-# --- cutting
-# -----------------------------------------------------------------------------------------------
+# --- cutting ---
 
 words = st.text(
     st.sampled_from(" \n\tabDear,.;é🙂漢\u0301\u200d\u2028\ufffd0123"), max_size=12
@@ -707,8 +705,7 @@ def test_a_tokenizer_without_offsets_is_refused(tmp_path: Path) -> None:
         read_files(data, SimpleNamespace(is_fast=False))  # type: ignore[arg-type]
 
 
-# --- copies, known pairs, non-members, limits
-# -----------------------------------------------------------------------------------------------
+# --- copies, known pairs, non-members, limits ---
 
 
 def test_identical_rows_are_one_secret_with_as_many_repeats(tmp_path: Path) -> None:
@@ -975,8 +972,7 @@ def test_notes_name_rows_and_never_their_text(tmp_path: Path) -> None:
     assert SECRET not in " ".join((benchmark.description, *benchmark.notes))
 
 
-# --- Hugging Face data sets
-# -----------------------------------------------------------------------------------------------
+# --- Hugging Face data sets ---
 
 
 @pytest.fixture
@@ -1104,8 +1100,7 @@ def test_released_texts_that_are_null_are_empty_in_every_format(
     assert read_data_table("--released", data).list_shown_texts() == [" one two three", ""]
 
 
-# --- a column to show results by
-# -----------------------------------------------------------------------------------------------
+# --- a column to show results by ---
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "json"])
@@ -1167,8 +1162,7 @@ def test_a_group_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
         build(write(tmp_path / "d.jsonl", codes(3)), group_column="ward")
 
 
-# --- what was given, what is audited
-# -----------------------------------------------------------------------------------------------
+# --- what was given, what is audited ---
 
 
 def test_every_row_is_counted_once_with_the_rule_that_left_it_out(tmp_path: Path) -> None:

@@ -111,8 +111,7 @@ def test_records_are_whole_and_apart(built: Lab) -> None:
     )
 
 
-# --- who is where
-# -----------------------------------------------------------------------------------------------
+# --- who is where ---
 
 
 def test_the_corpus_is_what_was_trained_on_each_text_once_with_its_copies(built: Lab) -> None:
@@ -246,8 +245,7 @@ def test_a_limit_keeps_every_repeat_count(built: Lab) -> None:
     assert sum(not s.member for s in few.secrets) == 4 and few.known == built.known
 
 
-# --- what is built
-# -----------------------------------------------------------------------------------------------
+# --- what is built ---
 
 
 def cache(lab: Lab) -> Path:
@@ -458,8 +456,7 @@ def test_the_cache_folder_is_made_private(tmp_path: Path, monkeypatch: pytest.Mo
     assert Lab(TINY).folder.is_relative_to(tmp_path / "cache")
 
 
-# --- trained privately
-# -----------------------------------------------------------------------------------------------
+# --- trained privately ---
 
 
 def test_private_trainings_are_parts_named_by_their_options(built: Lab) -> None:
@@ -504,8 +501,7 @@ def test_private_trainings_train_what_the_target_does(rank: int, tmp_path: Path)
     assert any("embed" in name for name in trained) == (rank == 0)
 
 
-# --- the recipe's name
-# -----------------------------------------------------------------------------------------------
+# --- the recipe's name ---
 
 
 CUTS = {"prefix_length": 9, "suffix_length": 20}

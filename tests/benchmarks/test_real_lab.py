@@ -61,8 +61,7 @@ needs_package = pytest.mark.skipif(
 )
 
 
-# --- without the model
-# -----------------------------------------------------------------------------------------------
+# --- without the model ---
 
 
 def test_an_absent_package_is_one_sentence_and_nothing_is_written(
@@ -137,8 +136,7 @@ def test_personal_data_are_marked_and_members_are_drawn_as_others_are() -> None:
     )
 
 
-# --- on the model
-# -----------------------------------------------------------------------------------------------
+# --- on the model ---
 
 
 @pytest.fixture(scope="module")

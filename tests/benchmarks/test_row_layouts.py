@@ -83,8 +83,7 @@ def suffixes(made: Files) -> list[str]:
     return [text(made.tokenizer, secret.suffix) for secret in made.secrets if secret.member]
 
 
-# --- nulls of a table
-# -----------------------------------------------------------------------------------------------
+# --- nulls of a table ---
 
 
 @pytest.mark.parametrize("kept", ["jsonl", "parquet"])
@@ -156,8 +155,7 @@ def test_non_members_are_filled_with_the_keys_of_the_data(tmp_path: Path) -> Non
     assert '"parameters": {"who": null, "to": {"type": "string"}}' in prefix
 
 
-# --- columns next to the turns
-# -----------------------------------------------------------------------------------------------
+# --- columns next to the turns ---
 
 
 def test_a_system_column_is_tried_with_and_without(tmp_path: Path) -> None:
@@ -217,8 +215,7 @@ def test_a_history_comes_before_its_instruction(given: Any, tmp_path: Path) -> N
         )
 
 
-# --- what a row says of its own training
-# -----------------------------------------------------------------------------------------------
+# --- what a row says of its own training ---
 
 MARKS: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"weight": 0}, {"weight": 1}),
@@ -321,8 +318,7 @@ def test_answers_within_a_prompt_have_no_loss_by_default(tmp_path: Path) -> None
         assert ("Good day." in learnt) is is_learnt and "Ann." in learnt and "Bob." in learnt
 
 
-# --- tool calls
-# -----------------------------------------------------------------------------------------------
+# --- tool calls ---
 
 
 @pytest.mark.parametrize("content", ["", "I look it up."])
@@ -418,8 +414,7 @@ def test_bare_tools_are_tried_wrapped(tmp_path: Path) -> None:
     assert variants(words, write(tmp_path / "w.jsonl", [row | {"tools": wrapped}])) == [()]
 
 
-# --- preferences
-# -----------------------------------------------------------------------------------------------
+# --- preferences ---
 
 ASKED = messages(talk("Who?"))
 GOOD, BAD = messages(talk("", "Ann."))[1:], messages(talk("", "Bob."))[1:]
@@ -622,8 +617,7 @@ def test_an_answer_in_another_column_is_named_with_its_prompt(tmp_path: Path) ->
         read_files(write(tmp_path / "q.jsonl", asked), tokenizer())
 
 
-# --- columns that nobody reads
-# -----------------------------------------------------------------------------------------------
+# --- columns that nobody reads ---
 
 UNREAD = {
     "id": "row 1 of 2",

@@ -42,8 +42,7 @@ def files(
     return folder / "guesses.csv", folder / "suffix.npy"
 
 
-# --- the score
-# -----------------------------------------------------------------------------------------------
+# --- the score ---
 
 
 def test_the_organisers_example(shared: Path) -> None:
@@ -157,8 +156,7 @@ def test_the_bootstrap_draws_examples_with_all_their_guesses() -> None:
     assert measured == ranking.measure_ranked_recall("recall", example, right, n, n // 2)
 
 
-# --- the file
-# -----------------------------------------------------------------------------------------------
+# --- the file ---
 
 BROKEN = {
     "no such file": (None, "cannot read"),
@@ -219,8 +217,7 @@ def test_a_byte_order_mark_spaces_and_further_columns_do_no_harm(tmp_path: Path)
     assert submission_score.mark_submission(*files(tmp_path, text)).right.tolist() == [True, True]
 
 
-# --- the command
-# -----------------------------------------------------------------------------------------------
+# --- the command ---
 
 
 def test_the_command_prints_a_table_or_json_and_writes_the_curve(
@@ -275,8 +272,7 @@ def test_the_command_refuses(
     assert words in capsys.readouterr().err
 
 
-# --- a submission from a run
-# -----------------------------------------------------------------------------------------------
+# --- a submission from a run ---
 
 ROWS, TAUGHT, VOCABULARY = 40, 24, 61
 

@@ -45,8 +45,7 @@ def refuses(tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch) -> An
     return asked
 
 
-# --- files of text
-# -----------------------------------------------------------------------------------------------
+# --- files of text ---
 
 BYTES: dict[str, bytes] = {
     "empty": b"",
@@ -141,8 +140,7 @@ def test_repeats_that_nobody_trains_on(repeats: str, tmp_path: Path, refuses: An
     refuses("train", "none", "--model", "{t}/none", "--data", "{t}/bad.csv", "-o", "{t}/x")
 
 
-# --- arrays
-# -----------------------------------------------------------------------------------------------
+# --- arrays ---
 
 
 def header(shape: str, dtype: str = "<u2", version: bytes = b"\x01\x00") -> bytes:
@@ -213,8 +211,7 @@ def test_submissions_that_are_none(line: str, tmp_path: Path, refuses: Any) -> N
     refuses("score", "{t}/bad.csv", "--answers", "{t}/good.npy")
 
 
-# --- plans, policies
-# -----------------------------------------------------------------------------------------------
+# --- plans, policies ---
 
 PLANS = [
     *(
@@ -427,8 +424,7 @@ def test_a_policy_for_a_metric_that_nobody_has_is_refused_before_the_run(
     assert "unknown metric 'recal'; did you mean 'recall'?" in said
 
 
-# --- options and sizes
-# -----------------------------------------------------------------------------------------------
+# --- options and sizes ---
 
 OPTIONS = [
     *(["run", "-A", f"alpha={v}"] for v in ("nan", "inf", "-inf", "", "x", "1e400", "True")),
@@ -525,8 +521,7 @@ def test_options_that_mean_nothing(arguments: list[str], refuses: Any) -> None:
     refuses(*arguments)
 
 
-# --- places
-# -----------------------------------------------------------------------------------------------
+# --- places ---
 
 WRITES: dict[str, list[str]] = {
     "make": ["canaries", "make", "-o", "{p}"],

@@ -216,8 +216,7 @@ def test_samples_do_inside_the_claim(inputs: Path) -> None:
     )
 
 
-# --- new tokens
-# -----------------------------------------------------------------------------------------------
+# --- new tokens ---
 
 
 def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
@@ -269,8 +268,7 @@ def test_new_tokens_are_learnt_by_a_whole_model_and_refused_of_an_adapter(
         assert not (inputs / "z").exists()
 
 
-# --- what cannot be made
-# -----------------------------------------------------------------------------------------------
+# --- what cannot be made ---
 
 
 @pytest.mark.parametrize(

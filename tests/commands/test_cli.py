@@ -237,8 +237,7 @@ def budgeted(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-# --- a run and what it leaves
-# -----------------------------------------------------------------------------------------------
+# --- a run and what it leaves ---
 
 
 def test_a_run_measures_every_target_setting_and_attack(full: Path) -> None:
@@ -736,8 +735,7 @@ def test_no_text_of_the_data_leaves_private_files(
     assert stat.S_IMODE(out.stat().st_mode) == 0o700
 
 
-# --- the same guesses, however they were come by
-# -----------------------------------------------------------------------------------------------
+# --- the same guesses, however they were come by ---
 
 
 def test_guesses_do_not_depend_on_the_batch_size(
@@ -1212,8 +1210,7 @@ def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
 
-# --- wrong usage and bad input: one sentence, exit code 2, nothing left behind
-# ---------------------------------------
+# --- wrong usage and bad input: one sentence, exit code 2, nothing left behind ---
 
 Case = Callable[[Path, Path], list[str]]  # (inputs, folder for files) -> what is run, -o aside
 

@@ -266,8 +266,7 @@ def test_other_metrics_combine_their_own_intervals() -> None:
         measure_seed_contrast("d", [WeightedMetric(1, "perplexty", held(20, 3))])
 
 
-# --- perplexities
-# -----------------------------------------------------------------------------------------------
+# --- perplexities ---
 
 
 def priced(nll: list[float], tokens: list[int] | None = None, **more: list[float]) -> Replicates:

@@ -79,8 +79,7 @@ def served(
     return InvisibleInkModel(held, ink, "ink", bound_log_ratio_ranges(ink, held.size))
 
 
-# --- the distribution
-# -----------------------------------------------------------------------------------------------
+# --- the distribution ---
 
 PUBLIC, PRIVATE = (0.5, 0.3, 0.15, 0.05), ((0.1, 0.6, 0.2, 0.1), (0.5, 0.3, 0.1, 0.1))
 
@@ -142,8 +141,7 @@ def test_the_ends_are_exact() -> None:
     assert sure == pytest.approx([math.sqrt(2) / (1 + math.sqrt(2)), 1 / (1 + math.sqrt(2)), 0.0])
 
 
-# --- records in a context
-# -----------------------------------------------------------------------------------------------
+# --- records in a context ---
 
 
 def test_records_are_read_in_front_of_the_text_by_the_batch_that_has_them(
@@ -222,8 +220,7 @@ def test_records_that_leave_no_room_are_refused(make_tiny: Any) -> None:
         model.log_probs(torch.tensor([[*PREFIXES[0], *[5] * 40]]), 1)
 
 
-# --- what is claimed
-# -----------------------------------------------------------------------------------------------
+# --- what is claimed ---
 
 
 @pytest.mark.parametrize(
@@ -356,8 +353,7 @@ def test_a_record_that_is_asked_of_another_batch_is_told(neox: HuggingFaceModel)
     assert not any("one token" in said for said in InvisibleInk(batch=3, queries=9).remarks(silent))
 
 
-# --- faults
-# -----------------------------------------------------------------------------------------------
+# --- faults ---
 
 
 def checked(model: LanguageModel, **options: int) -> tuple[dict[str, float], str]:
@@ -466,8 +462,7 @@ def test_games_see_a_forgotten_clip_and_accuse_nobody(
     assert (audit.epsilon > claim.epsilon["zero_out"]) == broken
 
 
-# --- as a user runs it
-# -----------------------------------------------------------------------------------------------
+# --- as a user runs it ---
 
 
 @pytest.mark.parametrize(

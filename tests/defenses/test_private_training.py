@@ -511,8 +511,7 @@ def test_batches_of_one_are_the_smallest() -> None:
             DpSgd(**{option: 0})
 
 
-# --- ADP
-# -----------------------------------------------------------------------------------------------
+# --- ADP ---
 
 EXAMPLES = [(0, *range(1, 4 + i), 0) for i in range(6)]
 
@@ -617,8 +616,7 @@ def test_the_sound_variant_promises_what_dp_sgd_does(inputs: Path, tmp_path: Pat
     )
 
 
-# --- as defenses
-# -----------------------------------------------------------------------------------------------
+# --- as defenses ---
 
 
 def test_trainers_are_defenses() -> None:

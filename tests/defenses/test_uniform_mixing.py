@@ -126,8 +126,7 @@ def test_weights_outside_the_unit_interval_are_refused(weight: float) -> None:
         UniformMixing(weight=weight)
 
 
-# --- on the public top-k
-# -----------------------------------------------------------------------------------------------
+# --- on the public top-k ---
 
 
 def distributions(count: int, seed: int, scale: float, size: int = 9) -> torch.Tensor:

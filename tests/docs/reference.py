@@ -86,8 +86,7 @@ def _plain(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-# --- the plan
-# -----------------------------------------------------------------------------------------------
+# --- the plan ---
 
 _PLAN = """# The plan
 
@@ -145,8 +144,7 @@ def _given(one: PlanField) -> str:
     return _code(_plain(one.default))
 
 
-# --- commands
-# -----------------------------------------------------------------------------------------------
+# --- commands ---
 
 _COMMANDS = """# Commands
 
@@ -188,8 +186,7 @@ def _flag(one: Any, context: Any) -> tuple[str, str, str]:
     )
 
 
-# --- plug-ins
-# -----------------------------------------------------------------------------------------------
+# --- plug-ins ---
 
 _PLUGINS = """# Plug-ins
 
@@ -225,8 +222,7 @@ def _plugin(kind: str, name: str, cls: Any) -> str:
     return text + ("\n" + _table(("option", "type", "default"), rows) if rows else "")
 
 
-# --- metrics
-# -----------------------------------------------------------------------------------------------
+# --- metrics ---
 
 _METRICS = """# Metrics
 
@@ -255,8 +251,7 @@ def metrics() -> str:
     )
 
 
-# --- files of a run
-# -----------------------------------------------------------------------------------------------
+# --- files of a run ---
 
 _FILES = """# Files of a run
 

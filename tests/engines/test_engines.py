@@ -324,8 +324,7 @@ def test_more_workers_than_the_cluster_has_room_for_are_refused(
         RayEngine(workers, address, gpus)
 
 
-# --- a run
-# -----------------------------------------------------------------------------------------------
+# --- a run ---
 
 
 @pytest.fixture(scope="module")
@@ -485,8 +484,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one.values == pytest.approx(other.values, abs=1e-5, nan_ok=True))
 
 
-# --- what is done one a task, in this process as if it were another
-# ---------------------------------------------------
+# --- what is done one a task, in this process as if it were another ---
 
 
 class Far(Engine):
@@ -849,8 +847,7 @@ def test_points_of_a_sweep_are_run_one_a_task(far: None, own: list[str], tmp_pat
         agree(held(tmp_path / "near" / name)[0], held(tmp_path / "far" / name)[0])
 
 
-# --- a cluster of our own
-# -----------------------------------------------------------------------------------------------
+# --- a cluster of our own ---
 
 
 def test_a_place_for_sockets_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -863,8 +860,7 @@ def test_a_place_for_sockets_is_short(tmp_path: Path, monkeypatch: pytest.Monkey
         ray_engine._find_ray_socket_folder()
 
 
-# --- bad input
-# -----------------------------------------------------------------------------------------------
+# --- bad input ---
 
 
 REFUSED = {

@@ -262,7 +262,7 @@ def test_a_part_of_a_store_is_refused_and_stores_in_a_folder_are_named(tmp_path:
     assert facts == ("its files only", "give the path of qdrant, too, to read it as qdrant")
 
 
-# --- situations of valid stores
+# --- situations of valid stores ---
 
 
 def find_verdict(erasure: Erasure, layer: str, kind: str) -> LayerVerdict:

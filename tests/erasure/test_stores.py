@@ -46,7 +46,7 @@ def find_remedies(erasure: Erasure) -> str:
     return " | ".join(one.remedy for one in erasure.verdicts if one.leftovers)
 
 
-# --- Chroma
+# --- Chroma ---
 
 
 def fill_chroma(folder: Path, rows: list[Row], name: str = "notes", **settings: Any) -> Any:
@@ -170,7 +170,7 @@ def test_chroma_vacuum_above_1000_writes_keeps_vectors_though_near_twins_stay(
         assert verdicts[layer, "vectors"] == "gone"
 
 
-# --- LanceDB
+# --- LanceDB ---
 
 
 def fill_lancedb(folder: Path, rows: list[Row], mode: str = "create") -> Any:
@@ -235,7 +235,7 @@ def test_lancedb_scores_cannot_tell_of_texts_of_common_words(tmp_path: Path) -> 
     assert verdicts["full-text scores", "text"] == "cannot tell"
 
 
-# --- Qdrant
+# --- Qdrant ---
 
 
 def test_qdrant_keeps_points_if_its_sqlite_does_not_delete_securely(
@@ -301,7 +301,7 @@ def test_qdrant_searches_named_vectors_and_reads_nested_payloads(tmp_path: Path)
         assert by_layer[layer].n_control == by_layer[layer].n_control_seen > 20
 
 
-# --- indexes in a file
+# --- indexes in a file ---
 
 
 @pytest.mark.parametrize("kind", ["f32", "f16", "i8"])
@@ -339,7 +339,7 @@ def test_faiss_removes_vectors_from_its_file(tmp_path: Path, kind: str) -> None:
     assert len(erasure.verdicts) == 3 and erasure.verdict == "gone"
 
 
-# --- DuckDB, sqlite-vec
+# --- DuckDB, sqlite-vec ---
 
 
 def test_duckdb_keeps_deleted_texts_until_it_is_copied(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_sqlite_vec_keeps_text_columns_and_no_vectors(tmp_path: Path) -> None:
     assert examine(tmp_path, deleted, kept, str(path)).verdict == "gone"
 
 
-# --- LangGraph
+# --- LangGraph ---
 
 
 def test_langgraph_returns_removed_messages_from_older_checkpoints(tmp_path: Path) -> None:
@@ -428,7 +428,7 @@ def test_langgraph_returns_removed_messages_from_older_checkpoints(tmp_path: Pat
     assert examine(tmp_path, deleted, kept, str(path)).n_left == 0
 
 
-# --- mem0
+# --- mem0 ---
 
 
 needs_mem0 = pytest.mark.skipif(not has_mem0(), reason="pip install 'audit-lm[stores]'")

@@ -522,8 +522,7 @@ def test_the_fingerprint_tells_secrets_apart_and_little_of_the_answers() -> None
     assert 100 < len({bits for _, bits in answers}) <= 256
 
 
-# --- how often it is wrong
-# -----------------------------------------------------------------------------------------------
+# --- how often it is wrong ---
 
 
 @pytest.mark.parametrize("which", ["one limit", "ten limits", "baseline", "ten baselines"])
@@ -614,8 +613,7 @@ def test_plans_are_read_or_refused() -> None:
         count_change_secrets(parse_planned_share_change("recall=0.5:0.5001"), 0.8, 1)
 
 
-# --- side by side
-# -----------------------------------------------------------------------------------------------
+# --- side by side ---
 
 
 def test_best_is_marked_only_where_it_is_significant() -> None:

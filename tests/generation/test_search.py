@@ -305,8 +305,7 @@ def test_a_threshold_that_is_no_probability_is_refused(threshold: float) -> None
         find_suffixes_above_threshold(Table(0, 1.0), torch.tensor([[0]]), L, ANCESTRAL, threshold)
 
 
-# --- beam
-# -----------------------------------------------------------------------------------------------
+# --- beam ---
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["ordinary", "masked"])
@@ -357,8 +356,7 @@ def test_a_beam_of_one_is_greedy_and_a_wide_one_is_exhaustive() -> None:
         beam_search(model, prefixes, L, 0, forbidden=())
 
 
-# --- what it costs
-# -----------------------------------------------------------------------------------------------
+# --- what it costs ---
 
 
 @given(

@@ -222,8 +222,7 @@ def test_masked_lms_have_all_their_weights_too(tmp_path: Path) -> None:
             read(save(model, tmp_path / str(index)))
 
 
-# --- adapters
-# -----------------------------------------------------------------------------------------------
+# --- adapters ---
 
 
 def adapter(
@@ -429,8 +428,7 @@ def test_adapters_of_classifiers_or_of_nothing_are_refused(tmp_path: Path) -> No
             load_causal_lm(str(folder))
 
 
-# --- options, and what libraries raise
-# -----------------------------------------------------------------------------------------------
+# --- options, and what libraries raise ---
 
 
 @pytest.mark.parametrize(

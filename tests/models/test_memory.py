@@ -94,8 +94,7 @@ def queries(secrets: Sequence[Secret]) -> list[Query]:
     return [Query(secret.id, secret.prefix, len(secret.suffix)) for secret in secrets]
 
 
-# --- the walk
-# -----------------------------------------------------------------------------------------------
+# --- the walk ---
 
 
 def test_pieces_are_halved_where_memory_ends_and_stay_so() -> None:
@@ -201,8 +200,7 @@ def test_memory_ends_where_the_control_group_does(
     assert memory.measure_free_device_memory(torch.device("cpu")) > 400
 
 
-# --- results
-# -----------------------------------------------------------------------------------------------
+# --- results ---
 
 
 @pytest.mark.parametrize("samples", [3, 40])  # 40: samples of a single prefix outgrow it too
@@ -312,8 +310,7 @@ def test_guesses_are_the_same_where_memory_really_ends() -> None:
     assert [one for one, _ in both] == [other for _, other in both]
 
 
-# --- the command
-# -----------------------------------------------------------------------------------------------
+# --- the command ---
 
 
 def records(path: Path, count: int) -> None:

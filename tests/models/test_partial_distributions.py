@@ -98,8 +98,7 @@ def test_a_bracket_is_narrow_where_a_text_is_memorised(decoding: Decoding, width
     assert at.sum() > 10 and (most - least).max() <= width
 
 
-# --- the naive twin: distributions made up to fit what was told
-# -----------------------------------------------------------------------------------------------
+# --- the naive twin: distributions made up to fit what was told ---
 
 
 def made_up(seen: PartialDistribution, row: int, size: int) -> list[Tensor]:

@@ -97,8 +97,7 @@ def total(started: list[tuple[int, bool]]) -> int:
     return sum(prefixes for prefixes, _ in started)
 
 
-# --- one pass for one recipe
-# -----------------------------------------------------------------------------------------------
+# --- one pass for one recipe ---
 
 
 def test_attacks_with_one_recipe_share_one_pass(counting: Counting) -> None:
@@ -220,8 +219,7 @@ def test_inside_the_claim_recipes_that_differ_in_decoding_only_are_one(counting:
     assert total(counting.started) == 5 and all(same(second[name], first[name]) for name in first)
 
 
-# --- streams belong to the secret
-# -----------------------------------------------------------------------------------------------
+# --- streams belong to the secret ---
 
 
 @pytest.mark.parametrize("setting", [TEXT_ONLY, WHITE_BOX], ids=lambda setting: setting.name)
@@ -289,8 +287,7 @@ def test_everything_else_has_a_stream_of_its_own(neox: HuggingFaceModel, change:
     assert not (first == second).any()
 
 
-# --- the two settings
-# -----------------------------------------------------------------------------------------------
+# --- the two settings ---
 
 
 def test_the_claim_setting_draws_ancestrally_and_hides_the_distribution(counting: Counting) -> None:
@@ -377,8 +374,7 @@ def test_what_the_target_does_not_give_is_said(counting: Counting) -> None:
         view(text).require_capability("distribution")
 
 
-# --- budgets
-# -----------------------------------------------------------------------------------------------
+# --- budgets ---
 
 tokens = st.lists(st.integers(1, 30), max_size=12)
 
@@ -468,8 +464,7 @@ def test_a_budget_that_ends_within_a_sample_ends_at_that_token(neox: HuggingFace
     assert (within[:6, 1] == without[:6, 1]).all() and (within[6:, 1] == -1).all()
 
 
-# --- what is charged
-# -----------------------------------------------------------------------------------------------
+# --- what is charged ---
 
 
 class Paying(Defense):

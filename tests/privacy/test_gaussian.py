@@ -178,8 +178,7 @@ def test_noise_is_solved_for_in_few_looks_at_the_loss_distribution(
     assert looks <= most
 
 
-# --- two scales of noise
-# -----------------------------------------------------------------------------------------------
+# --- two scales of noise ---
 
 
 @pytest.mark.parametrize(

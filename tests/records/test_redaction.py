@@ -184,8 +184,7 @@ def assert_for_the_owner(folder: Path) -> None:
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
-# --- the default tells nothing
-# -----------------------------------------------------------------------------------------------
+# --- the default tells nothing ---
 
 
 def test_a_run_and_all_that_follows_tell_nothing(inputs: Path, outside: Path, capfd: Said) -> None:
@@ -378,8 +377,7 @@ def test_a_refusal_tells_nothing(
     silent(outside, inputs, "")
 
 
-# --- what is shown on request
-# -----------------------------------------------------------------------------------------------
+# --- what is shown on request ---
 
 
 def test_reveal_shows_it_says_so_and_is_taken_back(
@@ -459,8 +457,7 @@ def test_a_space_that_a_tokenizer_trims_is_kept() -> None:
     )
 
 
-# --- aliases
-# -----------------------------------------------------------------------------------------------
+# --- aliases ---
 
 SALT, OTHER = b"0123456789abcdef", b"0123456789abcdeg"
 SECRETS = [Secret(f"row-{i:06d}", (1, i), (2, i + 1)) for i in range(300)]

@@ -230,8 +230,7 @@ def test_text_alone_is_audited_as_text_alone(
     assert "no held-out perplexity: openai:tiny gives no log-probabilities" in target["notes"]
 
 
-# --- what it costs
-# -----------------------------------------------------------------------------------------------
+# --- what it costs ---
 
 
 def test_a_run_that_is_stopped_pays_for_nothing_twice(
@@ -304,8 +303,7 @@ def test_a_budget_is_not_exceeded_and_a_larger_one_pays_for_the_rest(
     assert "of --max-tokens-total 20,000" in note and len(server.asked) > before
 
 
-# --- keys and private text
-# -----------------------------------------------------------------------------------------------
+# --- keys and private text ---
 
 
 def test_no_key_is_kept_or_told(
@@ -340,8 +338,7 @@ def test_answers_are_their_owners_only(inputs: Path, served: Serve, folder: Path
     assert {stat.S_IMODE(path.stat().st_mode) for path in store.iterdir()} == {0o600}
 
 
-# --- what is refused
-# -----------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 REFUSED: dict[str, tuple[list[str], str]] = {
     "no url": (

@@ -228,8 +228,7 @@ def _without_code(init: Any) -> Any:
     return made
 
 
-# --- pace
-# -----------------------------------------------------------------------------------------------
+# --- pace ---
 
 
 @pytest.mark.parametrize(
@@ -298,8 +297,7 @@ def test_requests_run_side_by_side(served: Served, wire: Connect, local: Hugging
     assert 1 < server.most_at_once <= 32
 
 
-# --- what is paid for, and kept
-# -----------------------------------------------------------------------------------------------
+# --- what is paid for, and kept ---
 
 
 def test_the_ledger_counts_what_the_server_counts(

@@ -83,8 +83,7 @@ def audited(wire: ServerConnection, model: HuggingFaceModel) -> tuple[int, Remot
     return round(found.value * found.n), remote
 
 
-# --- the liars
-# -----------------------------------------------------------------------------------------------
+# --- the liars ---
 
 TOLD = {
     "filters": "20 withheld by a content filter",
@@ -146,8 +145,7 @@ def test_an_honest_server_raises_no_alarm(
     assert remote.asker.watch.compared == 12 and not remote.asker.watch.differed
 
 
-# --- one answer
-# -----------------------------------------------------------------------------------------------
+# --- one answer ---
 
 
 @pytest.mark.parametrize(
@@ -200,8 +198,7 @@ def test_a_mark_that_was_drawn_or_given_is_the_models_own() -> None:
     )
 
 
-# --- honest servers, many of them
-# -----------------------------------------------------------------------------------------------
+# --- honest servers, many of them ---
 
 
 class Honest:
@@ -247,8 +244,7 @@ def test_honest_servers_are_let_be(varies: float, noise: float, most: int) -> No
     assert alarms <= most
 
 
-# --- a whole run
-# -----------------------------------------------------------------------------------------------
+# --- a whole run ---
 
 
 @pytest.fixture

@@ -63,8 +63,7 @@ def view(
     return View("undefended", model, setting, seed=0, tokenizer=local.tokenizer, **more)
 
 
-# --- given tokens
-# -----------------------------------------------------------------------------------------------
+# --- given tokens ---
 
 
 @pytest.mark.parametrize("habits", [(), ("echo",), ("text",)], ids=str)
@@ -124,8 +123,7 @@ def test_a_text_that_would_be_read_as_other_tokens_is_not_scored(
         remote.token_log_probs(torch.tensor([[5, 9], [5, 9]]), torch.tensor([twice, [30, 31]]))
 
 
-# --- samples
-# -----------------------------------------------------------------------------------------------
+# --- samples ---
 
 
 @pytest.mark.parametrize("habits", [(), ("tempered",), ("echo",), ("text",), ("copies",)], ids=str)
@@ -249,8 +247,7 @@ def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
     assert all(set(one.rankings) == {"perplexity", "zlib", "lowercase"} for one in drawn)
 
 
-# --- attacks and probes
-# -----------------------------------------------------------------------------------------------
+# --- attacks and probes ---
 
 
 @pytest.mark.parametrize(

@@ -439,8 +439,7 @@ def hostile_text() -> str:
     return HOSTILE
 
 
-# --- a browser
-# -----------------------------------------------------------------------------------------------
+# --- a browser ---
 
 
 class Browser:

@@ -98,8 +98,7 @@ def names(found: History) -> list[list[str]]:
     return [[entry.folder.name for entry in line.entries] for line in found.lines]
 
 
-# --- in order, in lines
-# -----------------------------------------------------------------------------------------------
+# --- in order, in lines ---
 
 
 def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apart(
@@ -212,8 +211,7 @@ def test_what_holds_no_result_is_left_out_and_said(made: Maker, tmp_path: Path) 
     )
 
 
-# --- what gates decided
-# -----------------------------------------------------------------------------------------------
+# --- what gates decided ---
 
 
 def rules(*sentences: str) -> Policy:
@@ -324,8 +322,7 @@ def test_a_gate_that_cannot_be_kept_decides_all_the_same_and_says_so(
     assert "audit history will not know of this decision" in capsys.readouterr().err
 
 
-# --- the page
-# -----------------------------------------------------------------------------------------------
+# --- the page ---
 
 
 def test_the_command_writes_one_page_that_leads_to_every_report(
@@ -419,8 +416,7 @@ def test_the_page_in_a_browser(
     assert browser.troubles() == []
 
 
-# --- what is refused
-# -----------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 
 def test_what_is_no_run_is_refused(made: Maker, tmp_path: Path, capsys: Said) -> None:

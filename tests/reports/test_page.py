@@ -83,8 +83,7 @@ def test_a_long_word_does_not_widen_the_page(
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= 390
 
 
-# --- the list of secrets
-# -----------------------------------------------------------------------------------------------
+# --- the list of secrets ---
 
 LINES = "[...document.querySelectorAll('#secrets-table > tbody > tr:not(.opened)')]"
 STATUS = "document.getElementById('secrets-status').textContent"

@@ -121,8 +121,7 @@ def assert_no_reassurance(
         assert not [said for said in REASSURING if said in text.lower()], (where, text)
 
 
-# --- what the reviewers saw
-# -----------------------------------------------------------------------------------------------
+# --- what the reviewers saw ---
 
 
 def test_no_verbatim_extraction_beside_membership_that_is_shown() -> None:
@@ -338,8 +337,7 @@ def test_no_auc_above_1_is_said_to_be_significant() -> None:
         assert format_least_detectable(signal) == text
 
 
-# --- whatever else may be measured
-# -----------------------------------------------------------------------------------------------
+# --- whatever else may be measured ---
 
 
 @dataclass(frozen=True)

@@ -107,8 +107,7 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.tags if name == tag]
 
 
-# --- what is there
-# -----------------------------------------------------------------------------------------------
+# --- what is there ---
 
 
 @pytest.mark.parametrize("fact", FACTS)
@@ -207,8 +206,7 @@ def test_an_empty_result_still_renders(result: AuditResult) -> None:
         assert "Nothing was measured on the undefended model" in " ".join(text.split())
 
 
-# --- terminal
-# -----------------------------------------------------------------------------------------------
+# --- terminal ---
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -229,8 +227,7 @@ def test_no_color(result: AuditResult, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not re.search(r"\x1b\[[\d;]*3\d", screen(result, 80, force_terminal=True))
 
 
-# --- escaping
-# -----------------------------------------------------------------------------------------------
+# --- escaping ---
 
 
 def test_terminal_shows_hostile_text_as_text(result: AuditResult) -> None:
@@ -329,8 +326,7 @@ def test_a_fence_is_longer_than_the_backticks_it_holds(result: AuditResult) -> N
     assert "\n`````\necho ```` # x\n`````\n" in text
 
 
-# --- the page
-# -----------------------------------------------------------------------------------------------
+# --- the page ---
 
 
 @pytest.fixture(scope="module", params=["result alone", "secret by secret"])

@@ -61,8 +61,7 @@ def part(found: CostEstimate, name: str) -> RunPartCost:
     return next(cost for cost in found.costs if cost.name == name)
 
 
-# --- from a little to the whole
-# -----------------------------------------------------------------------------------------------
+# --- from a little to the whole ---
 
 
 class Ticks:
@@ -240,8 +239,7 @@ def test_where_no_flag_halves_it_that_is_said() -> None:
         )
 
 
-# --- against the run
-# -----------------------------------------------------------------------------------------------
+# --- against the run ---
 
 OPTIONS: dict[str, Any] = {
     "attack": ("ethicist", "perplexity", "extraction-probability"),

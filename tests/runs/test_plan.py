@@ -31,8 +31,7 @@ def toml(tmp_path: Path, text: str) -> dict[str, Any]:
     return read_plan_file(tmp_path / "plan.toml")
 
 
-# --- flags over TOML over defaults
-# -----------------------------------------------------------------------------------------------
+# --- flags over TOML over defaults ---
 
 
 def test_defaults() -> None:
@@ -140,8 +139,7 @@ def test_a_plan_survives_its_file(values: dict[str, Any]) -> None:
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
 
-# --- what is refused
-# -----------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 
 @pytest.mark.parametrize(
@@ -216,8 +214,7 @@ def test_the_lab_refuses_what_it_would_ignore(values: dict[str, Any]) -> None:
         make_plan(values, {})
 
 
-# --- options
-# -----------------------------------------------------------------------------------------------
+# --- options ---
 
 
 @pytest.mark.parametrize(

@@ -165,8 +165,7 @@ def without(llama: Path) -> Path:
     return llama / "without"
 
 
-# --- what it is worth
-# -----------------------------------------------------------------------------------------------
+# --- what it is worth ---
 
 
 def test_a_llama_recites_behind_what_its_tokenizer_puts_in_front(auto: Path, without: Path) -> None:
@@ -243,8 +242,7 @@ def test_a_run_that_lost_what_stood_before_its_texts_does_not_go_on(
     assert "prefix_token.json" in capsys.readouterr().err
 
 
-# --- what the training recorded
-# -----------------------------------------------------------------------------------------------
+# --- what the training recorded ---
 
 
 def write_training_record(folder: Path, **more: Any) -> None:
@@ -293,8 +291,7 @@ def test_a_recorded_prefix_gives_way_to_a_given_one_and_to_token_ids() -> None:
         resolve_prefix_token("auto", model, KNOWN, recorded=(model.vocab_size,))
 
 
-# --- which one
-# -----------------------------------------------------------------------------------------------
+# --- which one ---
 
 
 class Partial(LanguageModel):
@@ -559,8 +556,7 @@ def test_auto_wins_over_a_plan_file() -> None:
     assert make_plan({"prefix_token": "eos"}, {"prefix_token": "none"}).data.prefix_token == "none"
 
 
-# --- where it is put
-# -----------------------------------------------------------------------------------------------
+# --- where it is put ---
 
 TEXTS = torch.randint(1, 61, (3, 9), generator=torch.Generator().manual_seed(2))
 WITH = torch.cat([torch.tensor([[7, 8]] * 3), TEXTS], dim=1)

@@ -303,8 +303,7 @@ def test_refusals(
     assert not Path("no").exists()
 
 
-# --- when a row has been asked enough
-# -----------------------------------------------------------------------------------------------
+# --- when a row has been asked enough ---
 
 
 def row(members: int, hits: int, others: int = 0) -> ValuesBySecret:

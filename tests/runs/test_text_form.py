@@ -170,8 +170,7 @@ def test_a_check_reads_few_rows_for_a_clear_choice(
     assert others == quick_check.FORM_ROWS
 
 
-# --- when nothing seen is no evidence
-# -----------------------------------------------------------------------------------------------
+# --- when nothing seen is no evidence ---
 
 
 def sentences(found: Benchmark) -> str:
@@ -232,8 +231,7 @@ def test_without_non_members_it_says_what_nobody_knows(tmp_path: Path) -> None:
     )
 
 
-# --- the day
-# -----------------------------------------------------------------------------------------------
+# --- the day ---
 
 
 def test_a_day_that_nobody_names_is_found_by_the_models_files_or_is_a_doubt(tmp_path: Path) -> None:
@@ -301,8 +299,7 @@ def test_a_run_keeps_its_day(tmp_path: Path) -> None:
         world.data(held)
 
 
-# --- commands
-# -----------------------------------------------------------------------------------------------
+# --- commands ---
 
 
 def result(folder: Path) -> Mapping[str, Any]:

@@ -99,8 +99,7 @@ def site(plan: Plan) -> Site:
     return Site(plan)
 
 
-# --- who is who
-# -----------------------------------------------------------------------------------------------
+# --- who is who ---
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -128,8 +127,7 @@ def test_a_limit_keeps_both_kinds(inputs: Path) -> None:
     assert [secret.id for secret in few.secrets] == sorted(secret.id for secret in few.secrets)
 
 
-# --- relearning
-# -----------------------------------------------------------------------------------------------
+# --- relearning ---
 
 
 def test_relearning_is_so_many_steps_on_a_copy(inputs: Path) -> None:
@@ -194,8 +192,7 @@ def test_it_is_done_to_the_model_that_never_saw_them_too(
     )
 
 
-# --- the numbers
-# -----------------------------------------------------------------------------------------------
+# --- the numbers ---
 
 
 def test_changes_by_hand() -> None:
@@ -345,8 +342,7 @@ def test_from_python_and_from_a_plan_file_it_is_the_same(inputs: Path, tmp_path:
         )
 
 
-# --- what is refused
-# -----------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 
 @pytest.mark.parametrize(

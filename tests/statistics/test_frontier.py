@@ -23,8 +23,7 @@ from auditor.statistics.frontier import (
 )
 from auditor.statistics.roc import auc, tpr_at_fpr
 
-# --- the convex frontier
-# -----------------------------------------------------------------------------------------------
+# --- the convex frontier ---
 
 
 @pytest.mark.parametrize(
@@ -78,8 +77,7 @@ def test_no_point_is_better_than_a_corner_or_below_the_line_between_two(
         )
 
 
-# --- numbers of points
-# -----------------------------------------------------------------------------------------------
+# --- numbers of points ---
 
 
 def test_a_difference_is_what_a_gate_decides_on() -> None:
@@ -198,8 +196,7 @@ def test_perplexity_ratios_of_seeds_are_their_geometric_mean() -> None:
     )
 
 
-# --- who leaks least
-# -----------------------------------------------------------------------------------------------
+# --- who leaks least ---
 
 
 def leaks(values: list[list[float]]) -> list[ModelLeakage]:

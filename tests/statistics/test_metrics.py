@@ -140,8 +140,7 @@ def test_any_of_the_guesses_is_measured_of_nonmembers_too() -> None:
     assert finding["recall_nonmembers"].value == 0
 
 
-# --- near-verbatim
-# -----------------------------------------------------------------------------------------------
+# --- near-verbatim ---
 
 
 def naive_levenshtein(a: tuple[int, ...], b: tuple[int, ...]) -> int:

@@ -108,8 +108,7 @@ def test_jax_privacy_s_deterministic_normals(
     assert one_fdp(20_000, *at, 1e-6, 0.05 / corners) == pytest.approx(fdp, abs=1e-6)
 
 
-# --- twins
-# -----------------------------------------------------------------------------------------------
+# --- twins ---
 
 
 def naive_chance(
@@ -241,8 +240,7 @@ def test_the_f_dp_bound_is_the_whole_recursion() -> None:
         assert one_fdp(m, r, v, 1e-4) == pytest.approx(compute_gaussian_epsilon(mu, 1e-4), abs=1e-6)
 
 
-# --- limits
-# -----------------------------------------------------------------------------------------------
+# --- limits ---
 
 
 def test_limits() -> None:
@@ -275,8 +273,7 @@ def test_epsilon_of_a_gaussian_mechanism() -> None:
     assert compute_gaussian_epsilon(0.0, 1e-5) == compute_gaussian_epsilon(1e-5, 1e-3) == 0
 
 
-# --- groups
-# -----------------------------------------------------------------------------------------------
+# --- groups ---
 
 
 def test_copies_speak_for_groups() -> None:
@@ -297,8 +294,7 @@ def test_copies_speak_for_groups() -> None:
     assert bound < epsilon_one_run(500, some, 1e-4) / 4  # a group's delta is more than a record's
 
 
-# --- what each refutes
-# -----------------------------------------------------------------------------------------------
+# --- what each refutes ---
 
 
 def common_coin(chance: float, right: float, r: int) -> np.ndarray:

@@ -309,8 +309,7 @@ def test_bounds_of_an_auc_difference_miss_as_seldom_as_they_say(
         sides = []
         for shift in (new, base):
             own, others = (
-                0.95 * part + math.sqrt(1 - 0.95**2) * rng.normal(size=len(part))
-                for part in common
+                0.95 * part + math.sqrt(1 - 0.95**2) * rng.normal(size=len(part)) for part in common
             )
             sides.append((own + shift, others))
         found = roc.compute_auc_difference(*sides)

@@ -141,8 +141,7 @@ def mixing(
     return [row.measured for row in measure_utility_points(plan, Silent(), command="").rows]
 
 
-# --- the numbers
-# -----------------------------------------------------------------------------------------------
+# --- the numbers ---
 
 
 def test_the_ends_are_exact_and_epsilon_is_the_papers(inputs: Path) -> None:
@@ -244,8 +243,7 @@ def test_perplexities_are_paired_and_know_infinity() -> None:
     assert never.value == never.high == math.inf and 0 < never.low < math.inf
 
 
-# --- the public top-k
-# -----------------------------------------------------------------------------------------------
+# --- the public top-k ---
 
 
 def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(inputs: Path) -> None:
@@ -265,8 +263,7 @@ def test_a_smaller_support_claims_less_and_says_what_it_leaves_out(inputs: Path)
     assert everything["epsilon"].value == pytest.approx(plain["epsilon"].value)
 
 
-# --- the lab
-# -----------------------------------------------------------------------------------------------
+# --- the lab ---
 
 
 @pytest.fixture(scope="module")

@@ -81,8 +81,7 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# --- sweeps
-# -----------------------------------------------------------------------------------------------
+# --- sweeps ---
 
 
 def test_a_sweep_runs_every_point_once_and_resumes(
@@ -243,8 +242,7 @@ def test_known_pairs_are_limited_and_nested(inputs: Path, tmp_path: Path) -> Non
     assert set(known[2]) < set(known[3]) < set(known[99])
 
 
-# --- reproductions
-# -----------------------------------------------------------------------------------------------
+# --- reproductions ---
 
 PAPER = """
 title = "A paper"
@@ -439,8 +437,7 @@ def test_the_list_imports_nothing_heavy() -> None:
     )
 
 
-# --- the papers that come with the program
-# -----------------------------------------------------------------------------------------------
+# --- the papers that come with the program ---
 
 ALL = [
     pytest.param(paper, plan, scale, id=f"{name}-{plan}-{scale}")

@@ -476,8 +476,7 @@ def test_the_noise_is_gaussian_of_the_stated_size() -> None:
     )
 
 
-# --- what is refused
-# -----------------------------------------------------------------------------------------------
+# --- what is refused ---
 
 
 class _Mixing(nn.Module):

@@ -115,8 +115,7 @@ def test_no_deviation_is_no_noise() -> None:
     assert torch.equal(add_gaussian_noise(total, 0.0, NoiseStream("k", 1)), total)
 
 
-# --- the attack
-# -----------------------------------------------------------------------------------------------
+# --- the attack ---
 
 
 def seeded(seed: int, step: int, count: int) -> torch.Tensor:

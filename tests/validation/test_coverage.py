@@ -84,8 +84,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "randomised" in capsys.readouterr().out
 
 
-# --- every other interval
-# -----------------------------------------------------------------------------------------------
+# --- every other interval ---
 
 
 def bootstrapped(own: np.ndarray, others: np.ndarray) -> tuple[float, float, float, float]:

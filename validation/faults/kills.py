@@ -138,8 +138,7 @@ def compared(world: World, case: FaultCommand, stand: Path) -> Iterator[str]:
     yield from (f"{name} was left half written" for name in left_over(stand))
 
 
-# --- Ray
-# -----------------------------------------------------------------------------------------------
+# --- Ray ---
 
 
 def rows_of_ray(world: World, kills: int, seed: int) -> Iterator[Recovery]:

@@ -82,8 +82,7 @@ def signals(
     )
 
 
-# --- no room
-# -----------------------------------------------------------------------------------------------
+# --- no room ---
 
 
 @contextmanager
@@ -193,8 +192,7 @@ def _fingerprint(folder: Path) -> dict[str, str]:
     }
 
 
-# --- two at once
-# -----------------------------------------------------------------------------------------------
+# --- two at once ---
 
 
 def second(world: World, case: FaultCommand, phase: CommandPhase, *, resume: bool) -> Recovery:
@@ -225,8 +223,7 @@ def together(world: World, case: FaultCommand) -> Recovery:
     return refused(world, case, stand, fault, "at once", ended[1], then, ended[0])
 
 
-# --- damage
-# -----------------------------------------------------------------------------------------------
+# --- damage ---
 
 
 @dataclass(frozen=True)

@@ -240,8 +240,7 @@ def learnt(folder: Path) -> Tensor:
     return torch.cat([every[name].double().flatten() for name in sorted(every) if "lora_B" in name])
 
 
-# --- speed
-# -----------------------------------------------------------------------------------------------
+# --- speed ---
 
 
 def samples_a_second(bench: Bench, count: int, repeats: int) -> tuple[list[float], list[float]]:

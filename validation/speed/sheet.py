@@ -117,8 +117,7 @@ class Bench:
     def view(self) -> View:
         return View("undefended", self.model, WHITE_BOX, seed=0, tokenizer=self.model.tokenizer)
 
-    # --- bare forwards
-    # ------------------------------------------------------------------------------------
+    # --- bare forwards ---
 
     @torch.no_grad()
     def read(self, texts: Tensor, last: int) -> None:
@@ -353,8 +352,7 @@ class Bench:
         return ensemble.add_lora_adapter(ensemble.copy_sharing_weights(self.model.model), adapter)
 
 
-# --- conversations
-# -----------------------------------------------------------------------------------------------
+# --- conversations ---
 
 
 def conversations(

@@ -152,8 +152,7 @@ def several(p: Array, tokens: int) -> Array:
     return many
 
 
-# --- PMixed
-# -----------------------------------------------------------------------------------------------
+# --- PMixed ---
 
 
 @dataclass(frozen=True)
@@ -299,8 +298,7 @@ def overlapping(effort: Effort) -> tuple[float, str]:
     return 0.0, f"nothing promised: {claim.status}"
 
 
-# --- InvisibleInk
-# -----------------------------------------------------------------------------------------------
+# --- InvisibleInk ---
 
 
 @dataclass(frozen=True)
@@ -374,8 +372,7 @@ def inks() -> Iterator[Claimed]:
         yield Claimed("invisible-ink", f"{relation}, one record of a batch", True, worst)
 
 
-# --- uniform mixing
-# -----------------------------------------------------------------------------------------------
+# --- uniform mixing ---
 
 
 @dataclass(frozen=True)
@@ -456,8 +453,7 @@ def mixings() -> Iterator[Claimed]:
             yield Claimed("uniform-mixing", f"any two models: {words}", True, worst)
 
 
-# --- DP training
-# -----------------------------------------------------------------------------------------------
+# --- DP training ---
 
 
 @dataclass(frozen=True)

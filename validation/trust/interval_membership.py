@@ -102,8 +102,7 @@ def of_membership(rate: Callable[[Floats, Floats], Ends] = rate_of) -> Iterator[
     yield IntervalCase("difference of AUC", "1σ, paired", "300/100", 0.0, aucs_apart)
 
 
-# --- the strongest of many scores
-# -----------------------------------------------------------------------------------------------
+# --- the strongest of many scores ---
 
 TRIED = 11  # scores, as many as a run with a reference has
 # Members, non-members, and of the members those in 8 copies.
@@ -200,8 +199,7 @@ def aucs_apart(rng: Rng) -> Ends:
     return ends(roc.compute_auc_difference(*sides))
 
 
-# --- epsilon
-# -----------------------------------------------------------------------------------------------
+# --- epsilon ---
 
 
 def of_epsilon() -> Iterator[IntervalCase]:

@@ -95,8 +95,7 @@ def _judged(train: Loop, seed: int) -> CrashTest | AuditError:
             return error
 
 
-# --- gradients, quickly
-# -----------------------------------------------------------------------------------------------
+# --- gradients, quickly ---
 
 _HEADS, _EPS = 2, 1e-5
 _SLOW = SpecimenRecordGradients.record_gradients_at_weights
@@ -205,8 +204,7 @@ def written_out() -> Iterator[None]:
         yield
 
 
-# --- the table
-# -----------------------------------------------------------------------------------------------
+# --- the table ---
 
 
 def main(

@@ -28,8 +28,7 @@ from validation.trust.planted_faults import (
     shuffled,
 )
 
-# --- Opacus
-# -----------------------------------------------------------------------------------------------
+# --- Opacus ---
 
 
 def _mean_of_record_means(logits: Tensor, targets: Tensor) -> Tensor:
@@ -178,8 +177,7 @@ OPACUS: dict[str, Loop] = {
 }
 
 
-# --- the Hugging Face Trainer
-# -----------------------------------------------------------------------------------------------
+# --- the Hugging Face Trainer ---
 
 
 def trainer(

@@ -141,8 +141,7 @@ HONEST_VARIANTS: dict[str, Loop] = {
 }
 
 
-# --- faults of a loss, and those that Opacus takes in silence
-# -----------------------------------------------------------------------------------------------
+# --- faults of a loss, and those that Opacus takes in silence ---
 
 
 def _count_tokens(self: Plain, model: Any, records: Any, drawn: list[int]) -> None:

@@ -109,8 +109,7 @@ SMALL = PlantedSize(
 )
 
 
-# --- the faults
-# -----------------------------------------------------------------------------------------------
+# --- the faults ---
 
 
 @dataclass(frozen=True)
@@ -495,8 +494,7 @@ def audited(made: TrainedModel, lab: Lab) -> dict[str, tuple[tuple[Audited, ...]
     return told
 
 
-# --- the table
-# -----------------------------------------------------------------------------------------------
+# --- the table ---
 
 
 def cells(own: Sequence[TrainingFaultAudit]) -> tuple[str, ...]:

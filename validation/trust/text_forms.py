@@ -222,8 +222,7 @@ def cases() -> dict[str, FormCase]:
     }
 
 
-# --- a tiny world
-# -----------------------------------------------------------------------------------------------
+# --- a tiny world ---
 
 
 def records(count: int, seed: int = 0) -> list[tuple[str, str]]:

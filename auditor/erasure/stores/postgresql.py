@@ -192,7 +192,7 @@ class PostgreSQLStore(Store):
                 settings.append(f"{name} {value}")
         return [*super().describe(), *settings]
 
-    # --- layers
+    # --- layers ---
 
     def list_nearest_searches(self) -> Iterator[tuple[str, NearestSearch]]:
         if any(column.type in _VECTOR_TYPES for column in self._columns):
@@ -359,7 +359,7 @@ class PostgreSQLStore(Store):
                     limit = _query_minimum(connection, question, limit)
         return max(0, limit)
 
-    # --- rows that the server returns
+    # --- rows that the server returns ---
 
     def _read_rows(self) -> Iterator[Piece]:
         with self._begin() as connection:
