@@ -89,8 +89,8 @@ def format_claim_verdict(evidence: ClaimEvidence) -> str:
     After "consistent", add the smallest violation that the audit could detect.
     """
     if evidence.verdict is None and evidence.bounds:
-        strongest = max(evidence.bounds, key=attrgetter("audit.epsilon"))
-        return f"audited ε ≥ {phrases.format_number(strongest.audit.epsilon)}"
+        largest = max(evidence.bounds, key=attrgetter("audit.epsilon"))
+        return f"audited ε ≥ {phrases.format_number(largest.audit.epsilon)}"
     if evidence.verdict is None:
         return "not audited"
     power = ""
