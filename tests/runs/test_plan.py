@@ -130,7 +130,7 @@ def test_automatic_batches_win_over_the_files_size() -> None:
             "seed": st.integers(0, 2**63 - 1),
             "limit": st.integers(1, 9) | st.none(),
             "known_fraction": st.floats(0, 1),
-            # Names of credentials are refused; no other name ends in an underscore.
+            # Names of credentials are refused; none of them ends in an underscore.
             "model_args": st.dictionaries(st.text().map("{}_".format), st.text()),
         },
     )
