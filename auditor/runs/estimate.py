@@ -188,7 +188,7 @@ def build_run_cost_table(estimate: CostEstimate) -> RowTable:
     )
     note += f"{format_count(round(estimate.probe), 'second')} of asking"
     if untimed := len(estimate.parts_without_estimate):
-        note += f"; without {format_count(untimed, 'part')} of the run, not timed"
+        note += f"; not timed: {format_count(untimed, 'part')} of the run"
     elif estimate.flags_that_halve_time:
         note += f"; {' or '.join(estimate.flags_that_halve_time)} would take half as long"
     else:

@@ -139,9 +139,9 @@ def compute_auc_difference(new: Sides, base: Sides) -> BoundedNumber:
     """Return the AUC of `new` minus the AUC of `base`.
 
     new, base: (members' scores, non-members' scores), of the same records. The bounds are of a
-    normal distribution with DeLong's variance for correlated AUCs. They are never narrower than
-    those for pairs of a member and a non-member of which no pair is ordered differently: two AUCs
-    near 1 would give a width near 0.
+    normal distribution with DeLong's variance for correlated AUCs. If both AUCs are near 1, this
+    variance is near 0 in most samples. So the bounds also allow for pairs of a member and a
+    non-member that only one model ranks wrongly, and of which the sample has none.
     """
     sides = zip(compute_delong_placements(*new), compute_delong_placements(*base), strict=True)
     differences = [np.subtract(*placements) for placements in sides]

@@ -268,15 +268,14 @@ class RecordSource:
     @property
     def left_out(self) -> dict[str, list[int]]:
         """The distinct rows without any usable part, keyed by the reasons of their parts."""
-        reasons = dict[int, str]()
+        reasons: dict[int, dict[str, None]] = {}  # by row: an ordered set
         for (row, reason), is_usable in zip(self.unusable, self._are_usable, strict=True):
-            if is_usable:
-                continue
-            if row not in reasons:
-                reasons[row] = reason
-            elif reason not in reasons[row]:
-                reasons[row] += f", or {reason}"
-        return _group_rows_by_reason(sorted(reasons.items()))
+            if not is_usable:
+                reasons.setdefault(row, {})[reason] = None
+        rows = []
+        for row in sorted(reasons):
+            rows.append((row, ", or ".join(reasons[row])))
+        return _group_rows_by_reason(rows)
 
     @property
     def parts_left_out(self) -> dict[str, list[int]]:
