@@ -260,6 +260,7 @@ class StepwiseFineTuning:
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "parameters": {name: p.detach() for name, p in self.parameters.items()},
+            "random": [generator.get_state() for generator in self._list_random_generators()],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -272,6 +273,9 @@ class StepwiseFineTuning:
         while self.epochs < state["epochs"]:
             self._start_next_epoch()  # draws the orders of finished epochs first
         self.steps = state["steps"]
+        # Another device than before has another generator.
+        for generator, drawn in zip(self._list_random_generators(), state["random"], strict=False):
+            generator.set_state(drawn)
 
     def run(
         self,
@@ -296,6 +300,14 @@ class StepwiseFineTuning:
             if checkpoint is not None:
                 checkpoint.save(self.state())
             progress(self.epochs)
+
+    def _list_random_generators(self) -> list[torch.Generator]:
+        """Return torch's generators from which dropout is drawn."""
+        device = next(iter(self.parameters.values())).device
+        generators = [torch.default_generator]
+        if device.type == "cuda":
+            generators.append(torch.cuda.default_generators[device.index])
+        return generators
 
     def _start_next_epoch(self) -> None:
         self.epochs += 1

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from auditor.core.secret_randomness import make_keyed_generator
+from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
 
 SIZES: dict[str, Any] = {
@@ -63,3 +67,38 @@ def test_an_epoch_reads_every_token_once_and_is_told_when_it_ends() -> None:
     orders = [torch.cat(read[start : start + 4]).flatten().tolist() for start in (0, 4, 8)]
     assert all(np.bincount(order, minlength=17).tolist() == told.tolist() for order in orders)
     assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_training_that_goes_on_drops_out_what_it_would_have(tmp_path: Path) -> None:
+    sequences = [tuple(range(1, 9))] * 6
+    checkpoint = TrainerCheckpoint(tmp_path / "checkpoint.pt")
+
+    def train(stop_after: int, checkpoint: TrainerCheckpoint | None) -> dict[str, Tensor]:
+        torch.manual_seed(0)  # as `audit train` does, each time
+        size: dict[str, Any] = {"n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=17, **size, bos_token_id=0, eos_token_id=0))
+        assert model.config.resid_pdrop > 0
+
+        def stop(done: int) -> None:
+            if done == stop_after:
+                raise KeyboardInterrupt
+
+        with contextlib.suppress(KeyboardInterrupt):
+            train_packed_blocks(
+                model,
+                sequences,
+                epochs=3,
+                rate=1e-2,
+                batch=2,
+                block=4,
+                end=0,
+                order=make_keyed_generator("order"),
+                progress=stop,
+                checkpoint=checkpoint,
+            )
+        return model.state_dict()
+
+    expected = train(4, None)
+    train(1, checkpoint)
+    resumed = train(4, checkpoint)
+    assert all(torch.equal(expected[name], resumed[name]) for name in expected)
