@@ -81,13 +81,8 @@ def train_model_into_folder(
                 "one"
             )
         configuration = _build_configuration(request, trainer, job)
-        base_digest = read_training_summary(Path(request.model)).data
-        if trainer.promises and base_digest == configuration["data"]:
-            raise AuditError(
-                "expected a base that has not learnt these records without privacy, but "
-                f"{request.model!r} was trained on them: the promise of a training on top of "
-                "it would be false"
-            )
+        if trainer.promises:
+            notes += _check_records_new_to_base(request)
         with locks.lock_folder(request.out, RECORD):
             earlier_record = read_matching_record(
                 request.out, RECORD, configuration, "was trained with another configuration"
@@ -108,6 +103,42 @@ def train_model_into_folder(
                 "recipe": _encode_training_arguments(request),
             }
             return (*notes, *_train_recorded_job(trainer, job, recipe, engine))
+
+
+def _check_records_new_to_base(request: TrainingRequest) -> tuple[str, ...]:
+    """Raise AuditError if the base has learnt a record of the request without privacy.
+
+    Earlier trainings of the base count too. Return a sentence for each that learnt other records.
+    """
+    notes = []
+    rows = None
+    folder = Path(request.model)
+    while (summary := read_training_summary(folder)).method:
+        recipe = read_recorded_training_request(folder, folder)
+        if summary.data is not None:  # a training that promises something records no digest
+            if rows is None:
+                rows = _read_distinct_rows(request)
+            try:
+                learnt_rows = _read_distinct_rows(recipe)
+            except AuditError as error:
+                raise AuditError(
+                    f"cannot tell whether the base {str(folder)!r} has learnt these records "
+                    f"without privacy: its own cannot be read ({error})"
+                ) from None
+            if shared := len(rows & learnt_rows):
+                raise AuditError(
+                    "expected a base that has not learnt these records without privacy, but "
+                    f"{str(folder)!r} was trained on {shared} of them: the promise of a training "
+                    "on top of it would be false"
+                )
+            notes.append(f"{folder} learnt other records, of which nothing is promised")
+        folder = Path(recipe.model)
+    return tuple(notes)
+
+
+def _read_distinct_rows(request: TrainingRequest) -> set[str]:
+    """Return the texts or conversations that the request trains on, without repeats."""
+    return set(map(repr, read_unit_texts(request.data, request.text_column)[0]))
 
 
 def _build_trainer(request: TrainingRequest) -> Trainer:

@@ -19,7 +19,7 @@ from auditor.plugins.trainer import read_recorded_prefix
 from auditor.runs import training
 from auditor.runs.training import TrainingRequest
 from auditor.training import finetune
-from tests.conftest import check_command, save_tiny
+from tests.conftest import check_command, refuses, save_tiny, states
 
 Said = pytest.CaptureFixture[str]
 ROWS = [
@@ -294,3 +294,38 @@ def test_a_folder_whose_name_no_tokenizer_can_write_is_refused_before_anything_i
     with pytest.raises(AuditError):
         training.train_model_into_folder(make_request(inputs, tmp_path / "model\udcff"), silent)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_promise_on_a_base_that_learnt_any_of_the_records_is_refused(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """Under another column of users, with a record left out, and two trainings ago."""
+    rows = pd.DataFrame(ROWS)
+    rows[1:].to_json(tmp_path / "fewer.jsonl", orient="records", lines=True)
+    rows.assign(suffix=" red.").to_json(tmp_path / "others.jsonl", orient="records", lines=True)
+    base, later = (tmp_path / name for name in ("base", "later"))
+    others = str(tmp_path / "others.jsonl")
+    training.train_model_into_folder(make_request(inputs, base), silent)
+    training.train_model_into_folder(
+        make_request(inputs, later, model=str(base), data=others), silent
+    )
+
+    def train_privately(model: Path, **more: Any) -> tuple[str, ...]:
+        options = {"epochs": 1, "batch": 2, "noise_multiplier": 3.0}
+        request = make_request(
+            inputs,
+            tmp_path / "private",
+            **{"method": "dp-sgd", "model": str(model), "options": options, **more},
+        )
+        return training.train_model_into_folder(request, silent)
+
+    with refuses(str(base), "12"):
+        train_privately(base, user_column="who")
+    with refuses(str(base), "11"):
+        train_privately(base, data=str(tmp_path / "fewer.jsonl"))
+    with refuses(str(base), "12"):
+        train_privately(later)
+    assert states(train_privately(base, data=others), str(base))
+    (tmp_path / "others.jsonl").unlink()
+    with refuses(str(later), others):
+        train_privately(later)
