@@ -274,8 +274,9 @@ class StepwiseFineTuning:
             self._start_next_epoch()  # draws the orders of finished epochs first
         self.steps = state["steps"]
         # Another device than before has another generator.
-        for generator, drawn in zip(self._list_random_generators(), state["random"], strict=False):
-            generator.set_state(drawn)
+        generators = self._list_random_generators()
+        for generator, position in zip(generators, state["random"], strict=False):
+            generator.set_state(position)
 
     def run(
         self,
