@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -534,16 +535,17 @@ def compare_paired_metric(
         return (
             f"a difference of {metric} has no bounds: compare a share at one rate with the baseline"
         )
-    if not about.scores:
-        if not np.isfinite(values).all():
-            return f"{metric} is not a number for some secret"
+    is_unknown = np.isnan if about.scores else lambda numbers: ~np.isfinite(numbers)
+    if is_unknown(values).any():
+        return f"{metric} is not a number for some secret"
+    if about.unit != roc.AUC and not about.scores:
         return compare_paired_values(values[0], values[1], about.unit)
-    nonmember_scores = align_secret_values(pair, column, False)[1]
-    if np.isnan(values).any() or np.isnan(nonmember_scores).any():
-        return f"{metric} is computed from a score that is not a number for some secret"
-    new_scores, base_scores = zip(values, nonmember_scores, strict=True)
+    other_values = align_secret_values(pair, column, False)[1]
+    if is_unknown(other_values).any():
+        return f"{metric} is not a number for some secret"
+    new_sides, base_sides = zip(values, other_values, strict=True)
     if about.rate:
-        return roc.bound_tpr_difference(new_scores, base_scores, about.rate)
-    return roc.compute_auc_difference(
-        roc.orient_scores(*new_scores), roc.orient_scores(*base_scores)
-    )
+        return roc.bound_tpr_difference(new_sides, base_sides, about.rate)
+    if about.scores:
+        new_sides, base_sides = starmap(roc.compute_delong_placements, (new_sides, base_sides))
+    return roc.bound_auc_distance_change(new_sides, base_sides)

@@ -8,6 +8,7 @@ counts as half a win in an AUC, and a true-positive rate counts only members abo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -46,6 +47,7 @@ _ROUNDING = 1e-9
 _PARTS = 5  # parts of the false-positive range of a partial AUC
 # Share of the level for the position of the threshold, which a few non-members determine worst.
 _OF_THRESHOLD = 0.8
+_OF_SAME = 0.9  # share of the level for two AUCs of one direction, which is usual
 
 
 # --- AUC ---
@@ -75,16 +77,6 @@ def _compute_share_below(scores: Floats, others: Floats) -> Floats:
 def auc(members: Floats, others: Floats) -> float:
     """Return the probability that a member scores higher than a non-member."""
     return float(_compute_share_below(members, others).mean())
-
-
-def orient_scores(members: Floats, others: Floats) -> Sides:
-    """Return both arrays, negated if members score lower than non-members.
-
-    An AUC below 1/2 distinguishes the groups, too.
-    """
-    if auc(members, others) < 0.5:
-        return (-members, -others)
-    return (members, others)
 
 
 def estimate_auc(
@@ -138,23 +130,66 @@ def compute_newcombe_interval(
 def compute_auc_difference(new: Sides, base: Sides) -> BoundedNumber:
     """Return the AUC of `new` minus the AUC of `base`.
 
-    new, base: (members' scores, non-members' scores), of the same records. The bounds are of a
-    normal distribution with DeLong's variance for correlated AUCs. If both AUCs are near 1, this
-    variance is near 0 in most samples. So the bounds also allow for pairs of a member and a
-    non-member that only one model ranks wrongly, and of which the sample has none.
+    new, base: (members' scores, non-members' scores), of the same records.
     """
     sides = zip(compute_delong_placements(*new), compute_delong_placements(*base), strict=True)
-    differences = [np.subtract(*placements) for placements in sides]
-    value = float(differences[0].mean())
-    deviation = compute_delong_deviation(*differences)
+    return _bound_placement_mean([np.subtract(*placements) for placements in sides])
+
+
+def _bound_placement_mean(sides: Sequence[Floats]) -> BoundedNumber:
+    """Return the mean of paired differences, or sums, of two AUCs' placements.
+
+    The bounds are of a normal distribution with DeLong's variance for correlated AUCs. If both AUCs
+    are near 1, this variance is near 0 in most samples. So the bounds also allow for pairs of a
+    member and a non-member that only one model ranks wrongly, and of which the sample has none.
+
+    sides: (members,) and (non-members,) values, with equal means.
+    """
+    value = float(sides[0].mean())
+    deviation = compute_delong_deviation(*sides)
     # Pairs without a record in common are independent. The order of one pair changes by at most 1.
-    floor = bound_unseen_value(value, min(map(len, differences)), 1.0)
+    floor = bound_unseen_value(value, min(map(len, sides)), 1.0)
     return BoundedNumber(
         value,
-        sum(map(len, differences)),
+        sum(map(len, sides)),
         lambda level: min(value + compute_normal_quantile(level) * deviation, floor.low(level)),
         lambda level: max(value - compute_normal_quantile(level) * deviation, floor.high(level)),
     )
+
+
+def bound_auc_distance_change(new: Sides, base: Sides) -> BoundedNumber:
+    """Return by how much max(AUC, 1 - AUC) is higher in `new` than in `base`.
+
+    The scores themselves cannot choose the direction: a baseline at chance would seem to leak, and
+    an error that both runs share would mirror both AUCs. In the true direction of `new`, the change
+    is at most the difference from either direction of `base`. So the upper bound is the smaller of
+    two, which share the level, and the larger one over the directions of `new`. The lower bound is
+    the same for the reversed change.
+
+    new, base: placements of members and of non-members, of the same records.
+    """
+    sides = list(zip(new, base, strict=True))
+    difference = _bound_placement_mean([after - before for after, before in sides])
+    mirror = _bound_placement_mean([after + before - 1 for after, before in sides])
+
+    def low(level: float) -> float:
+        share = level * _OF_SAME
+        remainder = level - share
+        return min(
+            max(difference.low(share), -mirror.high(remainder)),
+            max(mirror.low(remainder), -difference.high(share)),
+        )
+
+    def high(level: float) -> float:
+        share = level * _OF_SAME
+        remainder = level - share
+        return max(
+            min(difference.high(share), mirror.high(remainder)),
+            min(-difference.low(share), -mirror.low(remainder)),
+        )
+
+    value = abs(float(new[0].mean()) - 0.5) - abs(float(base[0].mean()) - 0.5)
+    return BoundedNumber(value, difference.n, low, high)
 
 
 # --- true-positive rates ---

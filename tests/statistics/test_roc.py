@@ -317,6 +317,25 @@ def test_bounds_of_an_auc_difference_miss_as_seldom_as_they_say(
     assert missed.max() <= binom.isf(1e-3, audits, 0.05)
 
 
+@pytest.mark.parametrize(
+    ("base", "new"), [(0.0, 0.0746), (0.0, 0.36), (0.5, 0.9), (-0.36, 0.36), (0.9, -0.5)]
+)
+def test_a_change_from_chance_is_missed_as_seldom_as_it_says(base: float, new: float) -> None:
+    """Errors that both runs share can mirror both AUCs (one in five passed, by their scores)."""
+    rng, audits, missed = make_keyed_generator("mirrored aucs"), 400, np.zeros(2, int)
+    truth = float(norm.cdf(abs(new) / math.sqrt(2)) - norm.cdf(abs(base) / math.sqrt(2)))
+    for _ in range(audits):
+        common = rng.normal(size=(2, 300))
+        placements = []
+        for shift in (new, base):
+            sides = math.sqrt(0.9) * common + math.sqrt(0.1) * rng.normal(size=(2, 300))
+            placements.append(roc.compute_delong_placements(sides[0] + shift, sides[1]))
+        found = roc.bound_auc_distance_change(*placements)
+        assert found.low(0.05) <= found.value <= found.high(0.05)
+        missed += found.high(0.05) < truth, found.low(0.05) > truth
+    assert missed.max() <= binom.isf(1e-3, audits, 0.05)
+
+
 @pytest.mark.parametrize(("m", "n"), [(300, 100), (200, 400)])
 def test_a_difference_of_rates_is_shown_as_seldom_as_it_says(m: int, n: int) -> None:
     """Of two models that find as many: one a few for sure, the other ever more as more non-members
