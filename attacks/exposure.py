@@ -32,7 +32,7 @@ from auditor.plugins.probe import (
 )
 from auditor.plugins.view import View
 from auditor.statistics import exposure, holm
-from auditor.statistics.intervals import measure_share
+from auditor.statistics.intervals import measure_share, scale_measurement
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Exposure(AncestralProbe):
         )
         # An interval over canaries would not show how badly the distribution fits.
         pointwise = (replace(m, low=math.nan, high=math.nan) for m in extrapolated)
-        main, *others = (_scale_exposure_bits(m, most) for m in (*measured, *pointwise))
+        main, *others = (scale_measurement(m, most, "bits") for m in (*measured, *pointwise))
         exposed = self._significantly_exposed_canary_mask(secrets, observations)
         share = measure_share("exposed_share", exposed, f"Holm-corrected, {self.alpha:g}")
         return [_widen_exposure_interval(main, observations, member), share, *others]
@@ -108,7 +108,7 @@ class Exposure(AncestralProbe):
         masks = mask_repeat_counts(secrets)
         return {
             count: _widen_exposure_interval(
-                _scale_exposure_bits(m, most), observations, masks[int(count)]
+                scale_measurement(m, most, "bits"), observations, masks[int(count)]
             )
             for count, m in groups.items()
         }
@@ -363,11 +363,6 @@ def _get_canary(secret: Secret) -> Canary:
 def _compute_maximum_exposure(observations: Sequence[Observation]) -> float:
     """Return the largest possible exposure, log2 of the largest canary space's size, in bits."""
     return float(value_column(observations, "space_bits").max())
-
-
-def _scale_exposure_bits(m: Measurement, most: float) -> Measurement:
-    """Convert a share of the largest possible exposure into bits. most: the largest exposure."""
-    return replace(m, value=most * m.value, low=most * m.low, high=most * m.high, unit="bits")
 
 
 def _widen_exposure_interval(m: Measurement, observations: Observed, mask: Bools) -> Measurement:

@@ -40,7 +40,7 @@ from auditor.plugins.probe import (
 )
 from auditor.plugins.view import View
 from auditor.statistics import rank_tests
-from auditor.statistics.intervals import estimate_mean, measure_share
+from auditor.statistics.intervals import measure_share
 from auditor.statistics.metrics import name_nonmember_metric
 
 RANKED = "identifiers_above_chance"
@@ -222,9 +222,9 @@ class Identifiers(AncestralProbe):
         for kind, of_kind in ranks.mask_kinds().items():
             chosen = of_kind & member
             measured.append(measure_share(f"{RANKED}_{kind}", ranks.listed[chosen]))
-        bits = -np.log2(ranks.p_values[member])
-        unit = "log2(R + 1) - log2 rank, mean over values; 1.44 by chance"
-        measured.append(estimate_mean("identifier_bits", bits, "bits", unit))
+        note = "log2(R + 1) - log2 rank, mean over values; 1.44 by chance"
+        alternatives = ranks.alternatives[member]
+        measured.append(rank_tests.estimate_rank_bits(ranks.p_values[member], alternatives, note))
         return measured
 
     def main_number_by_repeats(

@@ -25,7 +25,6 @@ from auditor.rag.documents import RagDocument, RagDocuments
 from auditor.rag.layers import CANNOT_TELL, LEAKS, LEVEL, MOST_LAYERS, NO_LEAK
 from auditor.rag.system import RagSystem
 from auditor.statistics import rank_tests
-from auditor.statistics.intervals import estimate_mean
 
 ALTERNATIVES = 99  # number of alternatives to each value
 _LEAST_ALTERNATIVES = 19
@@ -171,7 +170,7 @@ def _judge_ranks(
     elif p_value <= LEVEL / MOST_LAYERS:
         verdict = LEAKS
     n_first = int((n_above[0] + n_tied[0] == 0).sum())
-    bits = estimate_mean("identifier_bits", -np.log2(p_values), "bits")
+    bits = rank_tests.estimate_rank_bits(p_values, n_alternatives)
     return VectorVerdict(knowledge, verdict, n_first, bits, p_value, control_p, reason)
 
 

@@ -167,6 +167,16 @@ def compute_percentile_interval(
     return float(low), float(high)
 
 
+def estimate_mean_rate(sums: Floats, counts: Floats, stream: str) -> tuple[float, float, float]:
+    """Return the sum of `sums` over the sum of `counts`, as `estimate_rate_statistic` does.
+
+    sums, counts: (texts,).
+    """
+    return estimate_rate_statistic(
+        [sums], [counts], lambda rates: (rates[:, 0], np.ones_like(rates)), stream
+    )
+
+
 def estimate_rate_statistic(
     sums: Any,
     counts: Any,

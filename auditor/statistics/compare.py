@@ -11,12 +11,13 @@ resampled. A secret's contribution to such a sum takes more than three values, s
 not determine it.
 
 A comparison with non-members is between two independent groups: two shares use Newcombe's interval
-(intervals.py), two changes use Welch's.
+(intervals.py), two changes of shares combine the bounds of both, others use Welch's.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,7 @@ from auditor.statistics.bounds import (
     make_measurement,
 )
 from auditor.statistics.distributions import compute_sign_test_p_value
+from auditor.statistics.intervals import subtract_nonmember_mean
 from auditor.statistics.metrics import SHARES
 from auditor.statistics.ranking import compute_resampled_recall, rank_guesses
 
@@ -74,16 +76,17 @@ def measure_mean_difference(
 
     If the values are hits, the note gives McNemar's exact p. floor: the `new` and `base` values of
     non-members, whose change is subtracted. The result is then the difference of two independent
-    means of paired differences (Welch).
+    means of paired differences: by MOVER for shares and probabilities, where few secrets may
+    change much, and otherwise by Welch.
     """
     if floor is not None:
+        if unit in SHARES:
+            members = make_measurement(name, compare_paired_values(new, base, unit), unit)
+            others = make_measurement(name, compare_paired_values(*floor, unit), unit)
+            return replace(subtract_nonmember_mean(name, members, others), n=len(new), note=ABOVE)
         with np.errstate(invalid="ignore"):  # -inf minus -inf
-            sides = new - base, np.subtract(*floor)
-            # A mean is NaN if a distribution gives some true token probability 0.
-            means = [side.mean() if np.isfinite(side).all() else math.nan for side in sides]
-        value = float(means[0] - means[1])
-        interval = compute_welch_interval(*sides)
-        return Measurement(name, value, *interval, len(new), unit, ABOVE)
+            ends = _estimate_welch_difference(new - base, np.subtract(*floor))
+        return Measurement(name, *ends, len(new), unit, ABOVE)
     difference = compare_paired_values(new, base, unit)
     note = ""
     if np.isin([new, base], (0, 1)).all():
@@ -113,6 +116,12 @@ def paired_difference(new: ArrayLike, base: ArrayLike) -> Measurement:
     return measure_mean_difference(
         "difference", "share" if shares else "number", new_values, base_values
     )
+
+
+def _estimate_welch_difference(first: Floats, second: Floats) -> tuple[float, float, float]:
+    # A mean is NaN if a distribution gives some true token probability 0.
+    means = [side.mean() if np.isfinite(side).all() else math.nan for side in (first, second)]
+    return float(means[0] - means[1]), *compute_welch_interval(first, second)
 
 
 def compute_welch_interval(

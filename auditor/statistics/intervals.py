@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -79,9 +80,7 @@ def estimate_perplexity(
     n = len(nll)
     impossible = np.isinf(nll)
     note = ""
-    log_ends = bootstrap.estimate_rate_statistic(
-        [nll], [tokens], lambda rates: (rates[:, 0], np.ones_like(rates)), "perplexity"
-    )
+    log_ends = np.array(bootstrap.estimate_mean_rate(nll, tokens, "perplexity"))
     if impossible.any():
         note = f"{impossible.sum():,} of {n:,} texts have a token of probability 0"
         if not impossible.all():
@@ -131,8 +130,8 @@ def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
 def estimate_mean(name: str, values: Floats, unit: str, note: str = "") -> Measurement:
     """Return a mean, with an interval that depends on the unit.
 
-    The interval is exact for shares (values 0 or 1), Gaffke's for probabilities, and otherwise a
-    bootstrap's.
+    The interval is exact for shares (values 0 or 1), Gaffke's for probabilities, and otherwise that
+    of `bootstrap.estimate_rate_statistic`, which is infinite for a single value.
     """
     if unit == "share":
         return measure_share(name, values == 1, note)
@@ -140,8 +139,20 @@ def estimate_mean(name: str, values: Floats, unit: str, note: str = "") -> Measu
         return compute_mean_probability(name, values, note)
     # The stream is the name: numbers with the same name over the same number of secrets use the
     # same resamples.
-    ends = bootstrap.compute_percentile_interval(bootstrap.compute_resampled_means(values, name))
-    return Measurement(name, float(values.mean()), *ends, len(values), unit, note)
+    ends = bootstrap.estimate_mean_rate(values, np.ones(len(values)), name)
+    return Measurement(name, *ends, len(values), unit, note)
+
+
+def estimate_bounded_mean(
+    name: str, values: Floats, most: float, unit: str, note: str = ""
+) -> Measurement:
+    """Return a mean of numbers in [0, most], with the interval of `compute_gaffke_interval`."""
+    return scale_measurement(compute_mean_probability(name, values / most, note), most, unit)
+
+
+def scale_measurement(m: Measurement, factor: float, unit: str) -> Measurement:
+    """Return a share of a largest value `factor` in the unit of that value."""
+    return replace(m, value=factor * m.value, low=factor * m.low, high=factor * m.high, unit=unit)
 
 
 def estimate_mean_share(name: str, values: Floats) -> Measurement:

@@ -20,6 +20,7 @@ from auditor.statistics import unseen_species
 from auditor.statistics.intervals import (
     compute_mean_probability,
     measure_share,
+    scale_measurement,
     subtract_nonmember_mean,
 )
 from auditor.statistics.metrics import name_excess_metric, name_nonmember_metric
@@ -215,8 +216,7 @@ def _estimate_rate_per_thousand(
     it even if no generation has so many. scale: factor of the result.
     """
     m = compute_mean_probability(name, values / most, note)
-    value, low, high = (scale * PER * most * end for end in (m.value, m.low, m.high))
-    return Measurement(name, value, low, high, m.n, UNIT, note)
+    return scale_measurement(m, scale * PER * most, UNIT)
 
 
 def select_distinct_texts(

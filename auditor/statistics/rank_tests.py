@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import scipy
 
 from auditor.core.arrays import Floats
+from auditor.core.result import Measurement
+from auditor.statistics.intervals import estimate_bounded_mean
 
 LEAST_CONTROLS = 20  # fewest ranks for a test of their uniformity
 
@@ -39,6 +42,15 @@ def compute_rank_p_values(n_above: Floats, tied: Floats, alternatives: Floats) -
     """
     p_values: Floats = (n_above + tied + 1) / (alternatives + 1)
     return p_values
+
+
+def estimate_rank_bits(p_values: Floats, alternatives: Floats, note: str = "") -> Measurement:
+    """Return the mean of log2(R + 1) - log2 rank in bits, `identifier_bits`.
+
+    p_values: (values,), of `compute_rank_p_values`; alternatives: (values,) the numbers R.
+    """
+    most = math.log2(alternatives.max(initial=1.0) + 1)
+    return estimate_bounded_mean("identifier_bits", -np.log2(p_values), most, "bits", note)
 
 
 def adjust_false_discovery(p_values: Floats) -> Floats:

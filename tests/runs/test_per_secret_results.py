@@ -22,7 +22,7 @@ from auditor.runs.per_secret_results import (
 )
 from auditor.statistics.compare import ABOVE
 
-SECRETS = tuple(Secret(f"s{i}", (1,), (2,), member=i < 4) for i in range(8))
+SECRETS = tuple(Secret(f"s{i}", (1,), (2,), member=i < 20) for i in range(40))
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,12 @@ def collected(folder: RunFolder, probe: Probe, members: float, others: float) ->
     collector = PerSecretCollector(folder)
     for target, scale in (("undefended", 1.0), ("defended", 0.0)):
         values = [
-            scale * ((members if s.member else others) + i / 100) for i, s in enumerate(SECRETS)
+            scale * ((members if s.member else others) + i / 500) for i, s in enumerate(SECRETS)
         ]
         seen = Observed(
             Observation(s.id, {"p": value}) for s, value in zip(SECRETS, values, strict=True)
         )
-        main = Measurement("likely", sum(values[:4]) / 4, 0, 1, 4, "probability")
+        main = Measurement("likely", sum(values[:20]) / 20, 0, 1, 20, "probability")
         collector.collect_probe_observations(
             CellKey(target, "white-box", "likely"), probe, SECRETS, seen, main
         )
@@ -73,14 +73,14 @@ def test_what_non_members_show_too_is_taken_off(
     found = change(
         collected(RunFolder.create(tmp_path / "run", "n", {}), Likely(), members, others)
     )
-    # the non-members' own hundredths: 4 more each
+    # the non-members' own five-hundredths: 20 more each
     assert found.value == pytest.approx(others - members + 0.04)
-    assert (found.high < 0) == shown and found.note == ABOVE and found.n == 4
+    assert (found.high < 0) == shown and found.note == ABOVE and found.n == 20
 
 
 def test_nothing_is_taken_off_a_canarys_rank(tmp_path: Path) -> None:
     found = change(collected(RunFolder.create(tmp_path / "run", "n", {}), OfCanaries(), 0.3, 0.3))
-    assert found.value == pytest.approx(-0.315) and not found.note
+    assert found.value == pytest.approx(-0.319) and not found.note
 
 
 def test_columns_of_a_probe_share_their_facts_and_only_gaps_have_their_own() -> None:
@@ -93,7 +93,7 @@ def test_columns_of_a_probe_share_their_facts_and_only_gaps_have_their_own() -> 
     row = ValuesBySecret(ids, np.array(member), repeats, {})
     p, q = _build_observation_columns(other, row, Observed(observations))
     assert p.ids is ids and p.member is row.member and p.repeats is repeats
-    assert (list(q.ids), list(q.values)) == (list(p.ids[1:]), [1.0] * 7)
+    assert (list(q.ids), list(q.values)) == (list(p.ids[1:]), [1.0] * (len(SECRETS) - 1))
     whole = [Observation(secret.id, {"p": 0.5, "q": 1.0}) for secret in SECRETS]
     p, q = _build_observation_columns(other, row, Observed(whole))
     assert p.ids is q.ids and p.member is q.member and p.repeats is q.repeats

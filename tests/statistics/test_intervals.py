@@ -20,8 +20,10 @@ from auditor.statistics.intervals import (
     clopper_pearson,
     compute_gaffke_interval,
     compute_wilson_interval,
+    estimate_mean,
     subtract_nonmember_share,
 )
+from auditor.statistics.rank_tests import estimate_rank_bits
 
 
 @pytest.mark.parametrize(
@@ -126,3 +128,35 @@ def test_welchs_interval_is_above_0_where_the_one_sided_test_says_higher(level: 
 @pytest.mark.parametrize("own", [[1.0], [2.0, 2.0], [1.0, -math.inf], []])
 def test_of_groups_without_a_spread_welch_has_no_interval(own: list[float]) -> None:
     assert np.isnan(compute_welch_interval(np.array(own), np.array([1.0, 1.0]))).all()
+
+
+@pytest.mark.parametrize("n", [1, 3, 10, 40])
+def test_a_mean_of_bits_is_covered_by_few_numbers_too(n: int) -> None:
+    """Ranks among 99 alternatives by chance, and numbers of any unit by a normal distribution."""
+    rng, misses = np.random.default_rng(n), np.zeros(2)
+    places = np.arange(1, 101)
+    expected = np.log2(100 / places).mean()
+    for _ in range(200):
+        p_values = rng.choice(places, n) / 100
+        bits = estimate_rank_bits(p_values, np.full(n, 99.0))
+        misses[0] += not bits.low <= expected <= bits.high
+        score = estimate_mean("score", rng.normal(size=n), "score")
+        misses[1] += not score.low <= 0 <= score.high
+    assert (misses / 200 <= 0.08).all()
+
+
+def test_equal_ranks_leave_an_interval() -> None:
+    bits = estimate_rank_bits(np.full(20, 0.01), np.full(20, 99.0))
+    assert bits.value == bits.high == pytest.approx(math.log2(100)) and bits.low < 0.9 * bits.value
+
+
+def test_a_rare_large_change_of_members_is_within_the_interval() -> None:
+    """One in fifty loses 0.9: most samples of 30 have none."""
+    rng, misses = np.random.default_rng(0), 0
+    for _ in range(100):
+        noise = rng.normal(0, 0.005, (2, 30))
+        new = 0.5 + np.where(rng.random(30) < 0.02, 0.4, 0.0) + noise[0]
+        floor = np.full(30, 0.5) + noise[1], np.full(30, 0.5)
+        change = measure_mean_difference("p", "probability", new, np.full(30, 0.5), floor)
+        misses += not change.low <= 0.008 <= change.high
+    assert misses <= 5
