@@ -189,8 +189,15 @@ class Identifiers(AncestralProbe):
             texts.append(value.text_before + text + value.tail)
         # Sorted, so that texts share beginnings as in a tree.
         encoded = list(map(tuple, encode_without_special_tokens(view.tokenizer, texts)))
-        context = find_common_proper_prefix(encoded)
-        if len(set(encoded)) < len(encoded) or not (context or view.target.prefix_token):
+        common = find_common_proper_prefix(encoded)
+        tails = [tokens[len(common) :] for tokens in encoded]
+        # An alternative may have more tokens than the value: then cut the start of all texts.
+        longest = max(map(len, tails))
+        limits = [m.max_positions for m in (view.target, base) if m and m.max_positions]
+        room = min(limits, default=len(common) + longest) - longest
+        context = common[max(0, len(common) - room) :]
+        is_distinct = len(set(encoded)) == len(encoded)
+        if room < 0 or not is_distinct or not (context or view.target.prefix_token):
             return None
         numbers = {
             "kind": float(_KINDS.index(value.kind)),
@@ -199,7 +206,6 @@ class Identifiers(AncestralProbe):
             "base_above": 0.0,
             "base_tied": 0.0,
         }
-        tails = [tokens[len(context) :] for tokens in encoded]
         numbers["above"], numbers["tied"] = _count_above(view, view.target, context, tails)
         if base is not None:
             counts = _count_above(view, base, context, tails)

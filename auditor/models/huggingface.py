@@ -103,7 +103,6 @@ class HuggingFaceModel(LanguageModel):
         config = model.config.get_text_config(decoder=True)
         self.n_layers = int(config.num_hidden_layers)
         self.max_positions = max_positions(model)
-        self.eos = list_end_tokens(model, config)
         self.embedding = model.get_input_embeddings()
         self.device = get_input_device(model, self.embedding)
         head = model.get_output_embeddings()
@@ -113,6 +112,9 @@ class HuggingFaceModel(LanguageModel):
         self.vocab_size = int(config.vocab_size)
         if head is not None:
             self.vocab_size = int(head.weight.shape[0])
+        # GPT-2's default, 50256, is beyond a smaller vocabulary.
+        end_tokens = list_end_tokens(model, config)
+        self.eos = tuple(token for token in end_tokens if 0 <= token < self.vocab_size)
         self.family = f"{config.model_type} with {self.vocab_size:,} tokens"
         few_bits = (torch.float16, torch.bfloat16)
         self._in_few_bits = self.device.type == "cpu" and model.dtype in few_bits

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from auditor.core.errors import NotApplicable, TargetLacks
+from auditor.core.errors import AuditError, NotApplicable, TargetLacks
 from auditor.core.nouns import Claim, Query, SettingName, Tokens
 from auditor.core.secret_randomness import CHANNELS, draw_secret_uniforms
 from auditor.generation.sample import (
@@ -199,15 +199,19 @@ class View:
     def decoding_in_this_setting(self, sampling: Sampling) -> Decoding:
         """Return the decoding that this setting uses.
 
-        This is the attack's own decoding, unless the setting requires ancestral decoding.
+        This is the attack's own decoding, unless the setting requires ancestral decoding. Raise
+        AuditError if the end of text is to be masked and the target has none.
         """
         if self.setting.ancestral:
             return ANCESTRAL
-        if sampling.eos == "masked":
-            forbidden = self.target.eos
-        else:
-            forbidden = ()
-        return replace(sampling.decoding, forbidden=forbidden)
+        if sampling.eos == "ordinary":
+            return sampling.decoding
+        if not self.target.eos:
+            raise AuditError(
+                f"expected a model with an end of text for eos=masked, got {self.target.name}, "
+                "which names none of its tokens as one"
+            )
+        return replace(sampling.decoding, forbidden=self.target.eos)
 
     def sample_count(self, sampling: Sampling) -> int:
         """Return the number of samples to draw for a prefix; 1 if all samples would be equal."""

@@ -8,6 +8,7 @@ capabilities. This module does not depend on attacks or secrets.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -96,8 +97,9 @@ class RemoteModel(LanguageModel):
         # below 2^31, to fit a 32-bit integer
         seeds = (uniforms[:, :, 0, 0] * 2**31).long().tolist()
         samples = len(seeds[0]) if seeds else 0
-        if decoding.temperature == 0:  # one answer for all seeds
+        if decoding.temperature == 0:  # one answer for all seeds, with or without truncation
             seeds = [[0]] * len(contexts)
+            decoding = replace(decoding, top_k=0, top_p=1.0)
         answers = self.asker.draw_samples(contexts, length, decoding, seeds)
         tokens, log_probs = self._build_answer_tensors(contexts, answers, length, likelihood)
         if decoding.temperature == 0:

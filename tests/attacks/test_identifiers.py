@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -195,6 +196,29 @@ def test_each_distinct_text_is_read_once() -> None:
     model, secret = Noise(), record("the pin of jo is ", "47", 0, "pin")
     observe_all_secrets(SMALL, view(model), [secret])
     assert model.rows <= 1.5 * 11  # the root and ten first digits; leaves are read off
+
+
+def test_alternatives_with_more_tokens_than_the_value_fit_the_models_positions() -> None:
+    class Pairs(Characters):
+        """Writes two equal digits as one token."""
+
+        def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
+            return super().__call__(re.sub(r"(\d)\1", lambda m: chr(97 + int(m[1])), text))
+
+    secret = record("her pin ", "77", kind="pin")
+    tokens = Pairs()("her pin 77")["input_ids"]
+    short = replace(secret, prefix=tuple(tokens[:6]), suffix=tuple(tokens[6:]))
+
+    class Short(Noise):
+        max_positions = len(tokens)
+
+        def log_probs(self, contexts: Tensor, last: int, **more: Any) -> Tensor:
+            assert contexts.shape[1] < len(tokens)  # the last token is never read
+            return super().log_probs(contexts, last, **more)
+
+    probe = replace(SMALL, formats="pin={digits:2}", after=8)
+    (seen,) = probe.observe_secrets(replace(view(Short()), tokenizer=Pairs()), [short])
+    assert seen.values["alternatives_0"] == 99 and seen.values["left_out"] == 0
 
 
 def test_values_that_the_prefix_holds_or_nobody_described_are_left_out() -> None:

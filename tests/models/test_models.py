@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
@@ -19,6 +21,7 @@ from transformers import (
     MistralForCausalLM,
 )
 
+from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.nouns import Secret
 from auditor.core.plan_parts import LoadingOptions
@@ -28,6 +31,7 @@ from auditor.models.base import compute_text_nlls
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.loading import load_causal_lm
 from auditor.models.slot_cache import assign_cache_slots
+from auditor.plugins.view import WHITE_BOX, View
 from auditor.runs.scoring import measure_repeat_recall
 from auditor.training.finetune import train_packed_blocks
 from tests.rounding import assert_same
@@ -50,6 +54,17 @@ def test_first_children_stay_and_slots_stay_dense(data: st.DataObject) -> None:
     moved = {int(d): int(s) for s, d in zip(source, destination, strict=True)}
     for child, parent in enumerate(parents.tolist()):
         assert moved.get(int(new[child]), int(new[child])) == int(slots[parent])
+
+
+def test_an_end_of_text_beyond_the_vocabulary_is_none() -> None:
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 16, "n_positions": 16}
+    own = GPT2LMHeadModel(GPT2Config(vocab_size=61, eos_token_id=[7, 50256], **sizes))
+    assert HuggingFaceModel(own).eos == (7,)
+    default = HuggingFaceModel(GPT2LMHeadModel(GPT2Config(vocab_size=61, **sizes)))
+    assert default.eos == ()
+    view = View("target", default, WHITE_BOX, seed=0)
+    with pytest.raises(AuditError, match="a model with an end of text for eos=masked, got model"):
+        view.decoding_in_this_setting(ExtractionProbability(eos="masked").sampling())
 
 
 def check_rows(model: HuggingFaceModel, prompt: torch.Tensor | None = None) -> None:

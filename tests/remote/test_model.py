@@ -232,6 +232,19 @@ def test_a_decoding_that_the_server_does_not_do_is_not_applicable(
         sample_candidates(remote, PREFIXES, 5, decoding, noise(3, 5))
 
 
+def test_greedy_answers_need_no_truncation_and_are_watched(
+    served: Served, wire: MakeWire, local: HuggingFaceModel
+) -> None:
+    # An attack with temperature=0 keeps Ethicist's top_p of 0.7, which changes no greedy answer.
+    remote = RemoteModel(wire(served("truncates not")[1]), "tiny", local.tokenizer)
+    for decoding in (Decoding(0, top_p=0.7), Decoding(0, top_k=5), GREEDY):
+        drawn = remote.completions(PREFIXES, 5, decoding, torch.from_numpy(noise(3, 5)))
+        here = local.completions(PREFIXES, 5, GREEDY, torch.from_numpy(noise(3, 5)))
+        assert torch.equal(drawn.tokens, here.tokens)
+        assert len(remote.asker.watch._own.new) == len(PREFIXES)
+        remote.asker.watch._own.new.clear()
+
+
 def test_untargeted_generations_are_drawn_at_one_temperature_or_not_at_all(
     remote: RemoteModel, local: HuggingFaceModel
 ) -> None:
