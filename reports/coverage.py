@@ -101,7 +101,7 @@ def format_coverage(result: AuditResult) -> str:
         if n:
             omissions.append(f"{n:,} {rule}")
     for rule, n in counts.parts_left_out.items():
-        omissions.append(f"{format_count(n, 'part')} {rule}")
+        omissions.append(f"{format_count(n, 'part')}: {rule}")
     rest = ", ".join(omissions)
     if counts.rows_note:
         rest = f"{counts.rows_note}: {rest}"

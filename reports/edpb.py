@@ -461,7 +461,7 @@ def _describe_scope(e: EdpbEvidence) -> list[str]:
     return [
         f"{_format_attacked_records(r, 'members', 'member')} and "
         f"{_format_attacked_records(r, 'nonmembers', 'non-member')} attacked, "
-        f"{format_count(r.benchmark.known, 'auxiliary record')}; "
+        f"{phrases.format_known_pairs(r.benchmark)} known to the attacker; "
         f"{format_count(n_measured, 'configuration')} of model, access and attack "
         f"({', '.join(attacks)}; {' and '.join(settings)}){rest}; "
         f"{format_count(n_drawn, 'token')} drawn, {format_count(n_rows, 'forward row')}."

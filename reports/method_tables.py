@@ -137,11 +137,12 @@ def _build_attacked_records_blocks(material: ReportMaterial) -> Iterator[Block]:
     for f in result.findings:
         if f.target == UNDEFENDED and len(f.strata) > 1:
             by_copies.append(f"{f.attack} ({f.setting}): {coverage.format_strata(f)}")
+    known = phrases.format_known_pairs(n)
     facts = (
         ("Records", coverage.format_coverage(result)),
         ("Columns with texts or media that are not read", ", ".join(n.unread_columns)),
         ("Extracted by copies", "; ".join(by_copies)),
-        ("Auxiliary data", f"{n.known:,} records known to the attacker, not attacked"),
+        ("Auxiliary data", f"{known} known to the attacker, not attacked"),
         ("Near-duplicates of auxiliary data", _format_near_duplicates(n)),
         ("Canaries", ", ".join(canaries)),
     )

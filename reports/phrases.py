@@ -10,14 +10,20 @@ import functools
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from auditor.core.counts import format_count
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import UNDEFENDED, Claim
-from auditor.core.plan_parts import name_deployed_form
-from auditor.core.result import AuditResult, Chain, ChainStep, Finding, Measurement, TargetRecord
+from auditor.core.result import (
+    AuditResult,
+    BenchmarkRecord,
+    Chain,
+    ChainStep,
+    Finding,
+    Measurement,
+    TargetRecord,
+)
 from auditor.reports.escaping import make_printable_line
 from auditor.statistics import compare, metrics
 from auditor.statistics.metrics import make_label
@@ -28,7 +34,6 @@ ACCESS = {"draw": "Sampled tokens", "distribution": "Log-probabilities", "embedd
 MOST_OF_NAME = 80  # characters of a model's name
 # Names of the lab's models, by benchmark.
 LAB_MODELS = {"lab": "Built-in lab model", "lab-smollm2": "Lab's SmolLM2-135M-Instruct"}
-_UNDEFENDED_TITLE = "Undefended"
 _TINY = 1e-4
 _LEAST_SHARE = 1e-8
 _SUFFIX_LENGTHS = re.compile(r"suffixes of \d+ to \d+ tokens")
@@ -39,39 +44,19 @@ _RELATIONS = {"add_remove": "add/remove", "zero_out": "zero-out", "replace": "re
 
 
 def make_result_printable(result: AuditResult) -> AuditResult:
-    """Return the result with all strings cleaned, so that renderers need not clean them.
-
-    If the run has a single model, its title becomes the model's name.
-    """
+    """Return the result with all strings cleaned, so that renderers need not clean them."""
     # Use JSON, which reaches each string in any record.
-    cleaned_result: AuditResult = from_json(AuditResult, _make_strings_printable(to_json(result)))
-    return _title_only_model(cleaned_result)
+    return from_json(AuditResult, _make_strings_printable(to_json(result)))
 
 
-def _title_only_model(result: AuditResult) -> AuditResult:
-    """Return the result with the model's name in place of "Undefended", if no defense was audited.
+def title_only_model(model: str | None, benchmark: str) -> str:
+    """Return the title of a model that is audited without a defense: its name.
 
-    Deployed forms of the model are no defenses. The record of a model in memory has its class name.
+    model: a folder or hub id; None for the model of the lab that `benchmark` names.
     """
-    titles = {target.name: target.title for target in result.targets}
-    for form in result.plan.get("forms", ()):
-        titles.pop(name_deployed_form(form), None)
-    name = LAB_MODELS.get(result.benchmark.name, "")
-    if model := result.plan.get("model"):
-        name = shorten_model_name(str(model))
-    if list(titles.values()) != [_UNDEFENDED_TITLE] or not name:
-        return result
-    targets = []
-    for target in result.targets:
-        if target.title == _UNDEFENDED_TITLE:
-            doubts = []
-            for doubt in target.doubts:
-                # A doubt about this model begins with its title.
-                sentence = doubt.sentence.replace(f"{_UNDEFENDED_TITLE}:", f"{name}:", 1)
-                doubts.append(replace(doubt, sentence=sentence))
-            target = replace(target, title=name, doubts=tuple(doubts))
-        targets.append(target)
-    return replace(result, targets=tuple(targets))
+    if model:
+        return shorten_model_name(model)
+    return LAB_MODELS.get(benchmark, UNDEFENDED.capitalize())
 
 
 def shorten_model_name(name: str) -> str:
@@ -99,6 +84,11 @@ def _make_strings_printable(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_make_strings_printable, value))
     return value
+
+
+def format_known_pairs(record: BenchmarkRecord) -> str:
+    """Return `10 prefixes with their suffixes`: the auxiliary data."""
+    return format_count(record.known, "prefix with its suffix", "prefixes with their suffixes")
 
 
 def lower_first(text: str) -> str:

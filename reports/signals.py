@@ -326,7 +326,7 @@ def _format_brief_number(signal: LeakSignal) -> str:
 def format_least_detectable(signal: LeakSignal) -> str:
     """Return the smallest number that would have shown a leak: `3.1%`, `0.56`, `all 4`."""
     m = signal.measured
-    if m is None or signal.status != signals.NOT_SHOWN:
+    if m is None or signal.status != signals.NOT_SHOWN or not signal.can_show_leak:
         return phrases.NOTHING
     # No share and no AUC is above 1. NaN: not even all of the records would be enough.
     if m.unit in (*SHARES, AUC) and not signal.smallest_detectable <= 1:
@@ -445,7 +445,7 @@ def _build_signal_table_row(s: LeakSignal) -> tuple[str, ...]:
     would = ""
     if least != phrases.NOTHING:
         would = f"; {least} would show one"
-        if s.suspected and s.can_show_leak:
+        if s.suspected:
             would = f"; {least} would be significant"
     title = f"{title[:1].upper()}{title[1:]}"
     return (
@@ -465,7 +465,7 @@ def _format_measured_signal(s: LeakSignal) -> str:
     corrected = _bracket_text(format_corrected_interval(s))
     if s.kind is PERSONAL:
         return phrases.format_counted_share(m) + corrected
-    if s.count or s.n_tests > 1 or not (m.unit == "share" or m.name == s.kind.main):
+    if s.count or s.n_tests > 1 or not (m.name in s.kind.counted or m.name == s.kind.main):
         return describe_signal_number(s) + corrected
     if m.unit == "share":
         return phrases.format_share(m)

@@ -395,7 +395,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
     if hits and len(recall_by_count) > 1 and worst.isdecimal():
         m = recall_by_count[worst]
         times = format_count(int(worst), "time")
-        part = f"{m.hits:,}/{m.n:,} of the records trained on {times}"
+        part = f"{m.hits:,}/{m.n:,} of those trained on {times}"
     return LeakSignal(
         *(GREEDILY, UNDEFENDED, "", SHOWN if is_above else NOT_SHOWN, measured, baseline),
         suspected=hits > 0 and not is_above,

@@ -94,7 +94,7 @@ def check_comparable(run: RunOutcomes, base: RunOutcomes, description: str) -> N
         if not candidate.outcomes:
             reason = "by which runs are paired: it was removed, or nothing was measured"
             raise AuditError(f"{candidate.name} contains no {TABLE}, {reason}")
-    obstacles = list(dict.fromkeys(list_comparison_obstacles(run, base)))
+    obstacles = list(dict.fromkeys(list_comparison_obstacles(base, run)))
     if obstacles:
         remark = ""
         if len(obstacles) > 1:

@@ -393,7 +393,7 @@ def limit_known_pairs(benchmark: Benchmark, limit: int | None, seed: int) -> Non
     )
     benchmark.known = tuple(known[i] for i in indices)
     benchmark.notes += (
-        f"--known-limit left the attacker {limit} of {len(known)} auxiliary records",
+        f"--known-limit left the attacker {limit} of {len(known)} auxiliary prefixes and suffixes",
     )
 
 

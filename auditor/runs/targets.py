@@ -26,6 +26,7 @@ from auditor.core.nouns import (
     Tokens,
 )
 from auditor.core.plan import Plan
+from auditor.core.plan_parts import name_deployed_form
 from auditor.core.secret_table import SecretTable, select_members
 from auditor.gate.comparability import digest_comparable_secrets
 from auditor.models import self_check
@@ -37,6 +38,7 @@ from auditor.plugins.defense import Defense, Prompt, Scenario, count_largest_lot
 from auditor.plugins.options import describe_plugin
 from auditor.plugins.probe import Probe
 from auditor.plugins.view import SETTINGS, TEXT_ONLY, Setting, View
+from auditor.reports import phrases
 from auditor.runs import plan_weights
 from auditor.runs.audit import RunContext, Target, list_attack_queries, plan_token_counts
 from auditor.runs.prefix_token import wrap_prefixed_model
@@ -65,9 +67,7 @@ class Targets:
         self.beside = UnlearningBaselines(site)
         self.undefended = Target(
             UNDEFENDED,
-            "After unlearning"
-            if any(models[AFTER] == UNDEFENDED for models in scene.selection.around)
-            else "Undefended",
+            self._title_audited_model(),
             wrap_prefixed_model(site.model, scene.prefix_token.tokens),
             site.undefended_model_description,
             training_seconds=site.training_seconds(None, 0.0),
@@ -75,6 +75,17 @@ class Targets:
             trained=site.undefended_trained_model,
         )
         self._set_current_target(self.undefended)
+
+    def _title_audited_model(self) -> str:
+        """Return the model's name if only it and its deployed forms are audited."""
+        scene = self.scene
+        if any(models[AFTER] == UNDEFENDED for models in scene.selection.around):
+            return "After unlearning"
+        plan = scene.plan.target
+        forms = set(map(name_deployed_form, plan.forms))
+        if all(row.name in forms for row in scene.selection.rows):
+            return phrases.title_only_model(plan.model, scene.benchmark.name)
+        return "Undefended"
 
     def _set_current_target(self, target: Target) -> None:
         self._current = target

@@ -460,8 +460,8 @@ class WrittenRow:
         LLaMA-Factory's `alpaca`.
         """
         if self.conversation.kind != INSTRUCTION:
-            raise AuditError(
-                "expected instruction and output for --template alpaca, got other columns"
+            raise UnusableConversation(
+                "without instruction and output, which --template alpaca needs"
             )
         instruction, input_text, output = self.conversation.plain
         opening = _OPENING

@@ -220,7 +220,7 @@ def _cut_texts_into_parts(cut: Cutting, counts: CutCounts) -> Iterator[tuple[int
         n_trained = trained_end - begin
         n_shared = cut.shared.length_in(ids)
         places = cut.lengths.cut_places(n_trained, max(0, n_shared - begin), cut.room)
-        if places != cut.lengths.cut_places(n_trained):
+        if places != cut.lengths.cut_places(n_trained, room=cut.room):
             counts.remarks[
                 f"cut where they begin to differ: many others begin with the same {n_shared} tokens"
             ] += 1

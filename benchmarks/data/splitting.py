@@ -249,7 +249,8 @@ def _draw_known_records(
     # Choose whole rows, because the parts of a row may overlap.
     known_rows = set(in_random_order[: split.known_count(len(rows))])
     attacked, known_records = _partition_rows(unique, known_rows)
-    notes.append(_known_fraction_note(len(known_records), len(unique), split))
+    n_unique = len(unique.distinct_rows)
+    notes.append(_known_fraction_note(len(known_records.distinct_rows), n_unique, split))
     return known_records, attacked
 
 
@@ -277,10 +278,10 @@ def _list_unknown_members(
         raise AuditError(
             f"nothing is left to attack in {members.label}: every row is also in {known.label}"
         )
-    notes.append(f"auxiliary data: {format_count(len(known_records), 'record')} of {known.label}")
+    notes.append(f"auxiliary data: {_count_records(known_records, 'record')} of {known.label}")
     if shared:
         notes.append(
-            f"left out {format_count(len(shared), 'member')} identical to an auxiliary record"
+            f"left out {_count_records(shared, 'member')} identical to an auxiliary record"
         )
     return unique[~is_shared]
 
@@ -501,16 +502,16 @@ def count_row_copies(
         groups: dict[int, list[int]] = {}  # records that are near copies of each other
         for i, group in enumerate(label_connected_texts(len(texts), pairs).tolist()):
             groups.setdefault(group, []).append(i)
-        n_near = 0
+        rows_with_near_copies = set[int]()
         for indices in groups.values():
             of_row = _count_near_copies([records[i] for i in indices], counts_occurrences)
             # Windows of the same row are not copies of each other.
             if len(of_row) > 1:
-                n_near += len(indices)
+                rows_with_near_copies.update(of_row)
                 for i in indices:
                     times[i] = sum(of_row.values())
-        if n_near:
-            near_copies = format_count(n_near, "record")
+        if rows_with_near_copies:
+            near_copies = format_count(len(rows_with_near_copies), "record")
             notes.append(f"{near_copies} with near copies, which count as copies of each other")
     copies_of_rows: dict[int, int | None] = {}
     for row, count, has_own in zip(rows, times, has_own_tokens, strict=True):
@@ -564,8 +565,15 @@ def _describe_numbers(
         ("non-member", nonmembers),
     ):
         if records:
-            phrases.append(format_count(len(records), word))
+            phrases.append(_count_records(records, word))
     return ", ".join(phrases)
+
+
+def _count_records(records: DataRecordTable, noun: str) -> str:
+    """Return `12 members`, or `12 members in 22 parts` if some rows have several parts."""
+    n_rows = len(records.distinct_rows)
+    parts = f" in {len(records):,} parts" if len(records) > n_rows else ""
+    return f"{format_count(n_rows, noun)}{parts}"
 
 
 def format_row_numbers(rows: Sequence[int]) -> str:
@@ -586,7 +594,7 @@ def _record_source_notes(source: RecordSource) -> list[str]:
             )
     copies = len(source.records) - len(np.unique(source.table.digests))
     if copies:
-        noun = source.part_noun
+        noun = "part"
         if len(source.records) == len(np.unique(source.table.rows)):
             noun = "row"
         notes.append(

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from auditor.benchmarks.data.compressed import COMPRESSED, find_table_ending, open_table_file
 from auditor.benchmarks.data.json_rows import ABSENT, read_utf8_table_text, stream_json_rows
 from auditor.benchmarks.data.words import is_mostly_unspaced
+from auditor.core.counts import format_count
 from auditor.core.disk import find_cache_folder, open_scratch_folder
 from auditor.core.errors import AuditError
 
@@ -249,15 +250,20 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
     # The default limit refuses texts of more than 128 KiB.
     old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     line = 1
-    n_columns = 0
+    header: list[str] = []
     try:
         for fields in lines:
             if fields:  # [] is a blank line
-                n_columns = n_columns or len(fields)
-                if len(fields) != n_columns:
+                header = header or fields
+                if len(fields) != len(header):
+                    expected = format_count(len(header), "field")
+                    instead = ""
+                    if len(header) == 1 and ";" in header[0]:
+                        instead = " instead of ;"
                     raise AuditError(
-                        f"{where}, line {line}: expected {n_columns} fields, got {len(fields)}: "
-                        "write a comma between fields, and quotes around a text with a comma"
+                        f"{where}, line {line}: expected {expected}, got {len(fields)}: "
+                        f"write a comma between fields{instead}, and quotes around a text with a "
+                        "comma"
                     )
                 yield fields
             line = lines.line_num + 1

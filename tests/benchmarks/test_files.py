@@ -226,7 +226,11 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
         ("d.jsonl", b'{"text": "a"},\n{"text": "%s"}', "expected an object on each line, or one a"),
         ("d.json", b'{"train": [{"text": "%s"}]}', "or write the objects inside this only row as"),
         ("d.csv", b"id, text\n1,%s\n", "got id, ' text' with its spaces: rename"),
-        ("d.csv", b"id;text\n1;a, %s\n", ": write a comma between fields, and quotes aro"),
+        (
+            "d.csv",
+            b"id;text\n1;a, %s\n",
+            ": write a comma between fields instead of ;, and quotes aro",
+        ),
         ("d.csv", "text\n%s\n".encode("utf-16"), "at byte 0: save the file as UTF-8"),
         (
             "d.jsonl",
@@ -713,6 +717,28 @@ def test_identical_rows_are_one_secret_with_as_many_repeats(tmp_path: Path) -> N
     benchmark = build(write(tmp_path / "d.jsonl", rows))
     assert [(s.id, s.repeats) for s in benchmark.secrets] == [("row-000000", 3), ("row-000001", 1)]
     assert any("merged 2 rows identical to an earlier row" in note for note in benchmark.notes)
+
+
+def test_parts_are_counted_apart_from_their_records(tmp_path: Path) -> None:
+    """Before: parts were called members, auxiliary records and records with near copies."""
+    texts = [" ".join(f"{i}v{j}" for j in range(130)) for i in range(5)]
+    near = texts[0].replace("0v100", "other")
+    rows = [{"text": text} for text in (*texts, near)]
+    benchmark = build(write(tmp_path / "d.jsonl", rows), known_fraction=0.2)
+    n_members = len(benchmark.secrets)
+    assert n_members > 5
+    parts = f"5 members in {n_members} parts, 1 auxiliary record in {len(benchmark.known)} parts"
+    assert benchmark.description == f"d.jsonl: {parts}"
+    assert any("auxiliary data: 1 of the 6 unique members" in n for n in benchmark.notes)
+    assert "2 records with near copies, which count as copies of each other" in benchmark.notes
+
+
+def test_a_text_cut_to_fit_the_model_is_not_said_to_begin_as_others_do(tmp_path: Path) -> None:
+    """It said "many others begin with the same 0 tokens"."""
+    rows = [{"text": " ".join(f"{i}v{j}" for j in range(400))} for i in range(3)]
+    benchmark = build(write(tmp_path / "d.jsonl", rows), room=120)
+    assert max(len(s.prefix) + len(s.suffix) for s in benchmark.secrets) <= 120
+    assert not [note for note in benchmark.notes if "begin with the same" in note]
 
 
 def test_identical_beginnings_of_different_texts_are_no_identical_rows(tmp_path: Path) -> None:
@@ -1565,7 +1591,7 @@ def test_a_broken_line_of_a_large_csv_file_is_named(
     path.write_text("text\n" + "".join(f'"{text}"\n' for text in LINES[:24]) + "a,b\n" + "c\n" * 5)
     monkeypatch.setattr("auditor.benchmarks.data.files.read_data_table", refuse_to_read_whole)
     monkeypatch.setattr("tests.benchmarks.test_files.write", lambda path, rows: str(path))
-    with pytest.raises(AuditError, match="line 26: expected 1 fields, got 2"):
+    with pytest.raises(AuditError, match="line 26: expected 1 field, got 2"):
         read_large(path, monkeypatch, [])
 
 

@@ -215,6 +215,18 @@ def test_a_history_comes_before_its_instruction(given: Any, tmp_path: Path) -> N
         )
 
 
+def test_rows_without_an_instruction_are_left_out_of_alpaca_by_the_file(tmp_path: Path) -> None:
+    """The refusal named neither the file nor the rows, though only the non-members were chats."""
+    words = tokenizer()
+    row = {"instruction": "Who else?", "input": "", "output": "Carl."}
+    data = write(tmp_path / "d.jsonl", [row])
+    fresh = write(tmp_path / "n.jsonl", [{"messages": messages(talk("Who?", "Ann."))}])
+    form = chat_rendering.parse_chat_rendering("alpaca", None, words)
+    expected = r"nothing is left of --nonmembers .*1 row: without instruction and output, which"
+    with pytest.raises(AuditError, match=expected):
+        read_files(data, words, known_fraction=0, form=form, nonmembers=fresh)
+
+
 # --- what a row says of its own training ---
 
 MARKS: list[tuple[dict[str, Any], dict[str, Any]]] = [

@@ -295,22 +295,22 @@ def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
     [
         (
             {"family": "gpt_neox with 270 tokens"},
-            "model family 'gpt2 with 270 tokens' against 'gpt_neox",
+            "model family 'gpt_neox with 270 tokens' against 'gpt2",
         ),
         (
             {"benchmark": BenchmarkRecord("lab", "", 200, 0, 10, digest="d1-ff")},
-            "data set: name 'files' against 'lab'",
+            "data set: name 'lab' against 'files'",
         ),
         ({"benchmark": BenchmarkRecord("files", "", 200, 0, 10, digest="d2-ff")}, "other secrets"),
         (
             {"benchmark": BenchmarkRecord("files", "x", 200, 0, 10)},
-            "data set 'data.jsonl' against 'x'",
+            "data set 'x' against 'data.jsonl'",
         ),
         (
             {"benchmark": BenchmarkRecord("files", "", 200, 5, 10, digest="d1-ff")},
-            "nonmembers 0 against 5",
+            "nonmembers 5 against 0",
         ),
-        ({"findings": (finding(hits(200), options={"samples": 9}),)}, "a.samples 4 against 9"),
+        ({"findings": (finding(hits(200), options={"samples": 9}),)}, "a.samples 9 against 4"),
         (
             {"findings": (finding(hits(200), decoding="greedy"),)},
             "decoding of undefended, white-box, attack a",
@@ -321,7 +321,7 @@ def test_repeat_counts_are_of_the_main_number_and_of_no_other() -> None:
         ),
         (
             {"plan": {"defense": [], "reference": "gpt2"}},
-            "attack settings: reference none against 'gpt2'",
+            "attack settings: reference 'gpt2' against none",
         ),
     ],
 )
@@ -355,7 +355,7 @@ def test_a_refusal_is_short_and_ends_with_a_command_that_makes_them_comparable()
     why, command = str(refusal.value).split("; a run that can be compared: ")
     assert (
         why
-        == "base is no match for run: data set: nonmembers 0 against 5 (and 2 other differences)"
+        == "base is no match for run: data set: nonmembers 5 against 0 (and 2 other differences)"
     )
     assert command == (
         "audit run --model './new model' --reference work/base --data d.jsonl --attack perplexity "
@@ -373,7 +373,7 @@ def test_checks_that_ran_out_of_time_are_to_be_resumed() -> None:
     why, commands = str(refusal.value).split(
         "; checks can be compared only after all records were asked: "
     )
-    assert "is no match for run: data set: members 200 against 5" in why
+    assert "is no match for run: data set: members 5 against 200" in why
     assert commands == "audit check --resume 'runs/my check'"
 
 
@@ -388,7 +388,7 @@ def test_another_checkpoint_and_another_seed_may_be_compared() -> None:
 def test_other_secrets_in_a_row_are_refused() -> None:
     base = run(hits(200), "base")
     with pytest.raises(
-        AuditError, match="secrets of undefended, white-box, attack a: 0 only here, 100 only there"
+        AuditError, match="secrets of undefended, white-box, attack a: 100 only here, 0 only there"
     ):
         verdicts(
             replace(base, outcomes={ROW: per_secret(hits(100))}),

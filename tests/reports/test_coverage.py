@@ -240,7 +240,9 @@ def test_parts_beyond_the_trained_length_are_counted_with_the_length(result: Aud
         made.benchmark.records["members"], parts_left_out={TrainedLength(90).beyond_phrase: 20}
     )
     made = replace(made, benchmark=replace(made.benchmark, records={"members": counts}))
-    parts = "20 parts beyond the first 90 tokens of a row, which were trained on (--trained-length)"
+    parts = (
+        "20 parts: beyond the first 90 tokens of a row, which were trained on (--trained-length)"
+    )
     assert coverage.format_coverage(made) == f"41 of 141 records audited (6 too short, {parts})"
 
 

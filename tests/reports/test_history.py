@@ -114,7 +114,7 @@ def test_runs_stand_in_the_order_of_their_dates_and_what_cannot_be_compared_apar
     assert names(found) == [["early", "late"], ["older", "other"]]
     assert (
         found.lines[0].reason == ""
-        and "model family 'gpt2' against 'neox'" in found.lines[1].reason
+        and "model family 'neox' against 'gpt2'" in found.lines[1].reason
     )
     first, change = (entry.change for entry in found.lines[0].entries)
     assert first is None and change is not None
@@ -144,7 +144,7 @@ def test_every_two_runs_of_a_line_can_be_compared(made: Maker) -> None:
     only(runs[2], "ethicist")
     found = build_run_history(runs)
     assert names(found) == [["b", "c"], ["a"]]
-    assert "attack settings: perplexity.samples 3 against 10" in found.lines[1].reason
+    assert "attack settings: perplexity.samples 10 against 3" in found.lines[1].reason
 
 
 def test_checkpoints_stand_in_the_order_of_their_steps(made: Maker) -> None:
@@ -358,7 +358,7 @@ def test_the_command_writes_one_page_that_leads_to_every_report(
     text = " ".join("".join(page.text).split())
     assert "failed: recall <= 0.01 (baseline first run)" in text
     assert "not finished; audit run --resume" in text
-    assert "Not comparable: third" in text and "model family 'gpt2' against 'neox'" in text
+    assert "Not comparable: third" in text and "model family 'neox' against 'gpt2'" in text
     assert "166/320 = 52%" in text and "[46–57]" in text  # of the first run, with its interval
     ids = [tag["id"] for _, tag in page.tags if tag.get("id")]
     (svg,) = page.all("svg")

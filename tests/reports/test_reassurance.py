@@ -329,6 +329,17 @@ def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -
         assert format_least_detectable(seen) == found, (n, seen.smallest_detectable)
 
 
+def test_a_number_that_can_only_hint_names_no_value_that_would_show_a_leak() -> None:
+    """It said "only a hint ...; 7.1% would show one" of 14%."""
+    surely = share("discoverable_1_0.9", 2, 14)
+    result = run_of(row("extraction-probability", share("extraction_probability", 0, 14), surely))
+    (line,) = re.findall(
+        r"\| Extraction probability, white-box \|.*", markdown.render_markdown_report(result)
+    )
+    assert line.endswith("| only a hint: this number alone cannot show a leak |")
+    assert "extracted by 1 sample with a probability of 90% or more" in line
+
+
 def test_no_auc_above_1_is_said_to_be_significant() -> None:
     """Of six records against six even an AUC of 1 may be chance: 1.09 was the smallest."""
     for low, text in ((0.01, "no value of so few records"), (0.45, "0.650")):

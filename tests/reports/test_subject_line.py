@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from auditor.core.nouns import UNDEFENDED
-from auditor.core.result import AuditResult, Doubt, TargetRecord
-from auditor.reports import html, markdown, subject_line
+from auditor.core.result import AuditResult
+from auditor.reports import html, markdown, phrases, subject_line
 from auditor.reports.screen import build_first_screen
 
 OWN: dict[str, Any] = {"model": "/home/anna/out/chat", "data": "./private/mails.jsonl"}
@@ -74,25 +73,10 @@ def test_of_the_lab(result: AuditResult) -> None:
     assert subject_line.audit_subject_line(replace(result, plan={})) == line
 
 
-@pytest.mark.parametrize("forms", [(), ("int4",)])
-def test_a_run_without_a_defense_calls_its_model_by_name(
-    result: AuditResult, tmp_path: Path, forms: tuple[str, ...]
-) -> None:
-    """Before: the screen and the reports of a user's only model were headed "Undefended"."""
-    doubt = Doubt("answers", "Undefended: members' true tokens are more likely.")
-    model = replace(result.targets[0], doubts=(doubt,))
-    findings = tuple(f for f in result.findings if f.target == UNDEFENDED and f.attack == "zlib")
-    targets = (model, *(TargetRecord(form, "4 bits", "") for form in forms))
-    alone = own(replace(result, targets=targets, findings=findings), {**OWN, "forms": forms})
-    for text in shown(alone, tmp_path):
-        assert "Undefended" not in text and "out/chat" in text
-    assert "out/chat: members' true tokens" in shown(alone, tmp_path)[1]
-    assert (
-        "Built-in lab model: "
-        in shown(replace(alone, plan={"forms": forms}, benchmark=result.benchmark), tmp_path)[0]
-    )
-    for text in shown(own(result, OWN), tmp_path):
-        assert "Undefended" in text
+def test_an_only_model_is_titled_by_its_name() -> None:
+    assert phrases.title_only_model("/home/anna/out/chat", "files") == "out/chat"
+    assert phrases.title_only_model(None, "lab") == "Built-in lab model"
+    assert phrases.title_only_model(None, "own") == "Undefended"
 
 
 def shown(result: AuditResult, folder: Path) -> list[str]:

@@ -266,11 +266,11 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     check_command(*words(given), *own, *attacks, "-o", tmp_path / "run")
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     rows = {f["attack"]: f["rows"] for f in result["findings"]}
-    assert part(found, "Undefended: perplexity (white-box)").rows == rows["perplexity"]
+    assert part(found, f"{given.name}/model: perplexity (white-box)").rows == rows["perplexity"]
     assert not found.parts_without_estimate
     # Greedy recall stores the members' scores.
-    assert part(found, "tokens of the secrets under Undefended").n_texts == 30
-    tuning = part(found, "Undefended: ethicist (white-box), tuning")
+    assert part(found, f"tokens of the secrets under {given.name}/model").n_texts == 30
+    tuning = part(found, f"{given.name}/model: ethicist (white-box), tuning")
     assert tuning.n_texts == tuning.n_timed == result["benchmark"]["known"]
     uncounted = {"choosing a prefix token"}
     names = {cost.name for cost in found.costs if not cost.name.endswith("tuning")} - uncounted
@@ -279,12 +279,17 @@ def test_rows_and_tokens_are_those_of_the_run(given: Path, tmp_path: Path) -> No
     }
     assert names == told
     assert found.estimated_peak_memory_bytes > 0 and found.seconds > 0
-    assert part(found, "Undefended: perplexity (white-box)").cut == ("--limit", "--samples")
-    assert part(found, "Undefended: extraction-probability (white-box)").cut == ("--limit",)
+    assert part(found, f"{given.name}/model: perplexity (white-box)").cut == (
+        "--limit",
+        "--samples",
+    )
+    assert part(found, f"{given.name}/model: extraction-probability (white-box)").cut == (
+        "--limit",
+    )
     assert (
         found.samples == 5
         and sum(found.secrets)
-        == part(found, "Undefended: extraction-probability (white-box)").n_texts
+        == part(found, f"{given.name}/model: extraction-probability (white-box)").n_texts
     )
 
 
@@ -322,7 +327,7 @@ def test_a_decoding_with_one_answer_is_counted_once(given: Path) -> None:
         "setting": "white-box",
     }
     found = estimate.estimate_run_cost(plan(given, **greedy), Reporter(), 1e6)
-    own = part(found, "Undefended: perplexity (white-box)")
+    own = part(found, f"{given.name}/model: perplexity (white-box)")
     n_secrets, suffix = sum(found.secrets), len(" 100")
     assert own.rows == n_secrets * suffix and own.cut == ("--limit",)
     assert found.samples is None and not any(
@@ -342,7 +347,8 @@ def test_an_audit_of_a_claim_says_what_it_could_show(given: Path, tmp_path: Path
     planned = Plan.from_fields(**files, attack=("gradient-audit",))
     (ceiling,) = estimate.estimate_run_cost(planned, Reporter(), 1e6).ceilings
     assert ceiling.startswith(
-        "gradient-audit of Undefended: of the claimed ε 3 this audit could show at most about 0.00"
+        f"gradient-audit of {tmp_path.name}/audited: of the claimed ε 3 this audit could show at "
+        "most about 0.00"
     )
     found = CostEstimate((), (("x", 2.0),), 30.0, 1000, ceilings=(ceiling,))
     assert build_run_cost_table(found).note.endswith(f"half as long; {ceiling}")
@@ -357,7 +363,9 @@ def test_the_command_shows_a_table_and_writes_nothing(
     said = capsys.readouterr().out
     assert "starting and imports" in said
     assert (
-        "forward rows" in said and "Undefended: perplexity (white-box)" in said and "about" in said
+        "forward rows" in said
+        and f"{given.name}/model: perplexity (white-box)" in said
+        and "about" in said
     )
     assert "would take half as long" in " ".join(said.split())
     assert not list(tmp_path.iterdir())

@@ -67,7 +67,7 @@ def test_each_form_is_a_row_that_is_paired_with_the_full_model(
     assert fits_schema(run)
     titles = {target.name: target.title for target in result.targets}
     assert titles == {
-        "undefended": "Undefended",
+        "undefended": f"{inputs.name}/model",
         "deployed": "deployed",
         "merged": "Merged",
         "int4": "4 bits",
