@@ -277,11 +277,12 @@ class UniformMixingModel(WrappingModel):
         Raise NotApplicable if a soft prompt's width does not fit the public model.
         """
         assert self.public is not None
-        width = self.public.embedding_rows(1).shape[1]
-        if prompt is not None and prompt.shape[1] != width:
-            raise NotApplicable(
-                f"the soft prompt is {prompt.shape[1]} wide, but the public model is {width}"
-            )
+        if prompt is not None:
+            width = self.public.embedding_rows(1).shape[1]
+            if prompt.shape[1] != width:
+                raise NotApplicable(
+                    f"the soft prompt is {prompt.shape[1]} wide, but the public model is {width}"
+                )
         return self.public
 
     @torch.no_grad()

@@ -133,19 +133,28 @@ def check_poisson_batch_sizes(runs: WatchedTrainings) -> LoopCheck:
     sizes = np.array([len(step.records) for step in runs.steps_but_first_of_each_training])
     if runs.claim.sampling == "shuffled" or q >= 1:
         return LoopCheck(UNKNOWN, f"the claim is {runs.claim.sampling} sampling", "")
-    # Deviations from the claimed mean, which is not estimated: one degree of freedom per batch.
-    # Batch sizes of allocation vary as much, but those of a pass add up to its records.
+    # Deviations from the claimed mean, which is not estimated. Their squares have the variance 2 +
+    # the excess kurtosis of a binomial; for small batches this is far from the 2 of chi-squared, so
+    # the degrees of freedom are those of the chi-squared law with the same variance.
     varies = float(((sizes - n * q) ** 2).sum() / (n * q * (1 - q)))
     law = {"poisson": "Poisson", "allocation": "random allocation"}[runs.claim.sampling]
-    freedom = len(sizes) * (1 - q if runs.claim.sampling == "allocation" else 1)
+    freedom = 2 * len(sizes) / (2 + (1 - 6 * q * (1 - q)) / (n * q * (1 - q)))
+    if runs.claim.sampling == "allocation":
+        # Batch sizes of allocation vary as much, but those of a pass add up to its records.
+        freedom *= 1 - q
+    # At least the probability that all batches have the size nearest to the mean.
+    p = max(
+        float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
+        float(stats.binom.pmf(round(n * q), n, q)) ** len(sizes),
+    )
     # r times Poisson's variance gives r chi-squared. This r puts it below the critical value with
     # probability POWER.
-    least = stats.chi2.ppf(SHARE, len(sizes)) / stats.chi2.ppf(POWER, len(sizes))
+    least = stats.chi2.ppf(SHARE, freedom) / stats.chi2.ppf(POWER, freedom)
     # Each pass reads each record once, with the claimed noise: a bound for any order.
     noise = runs.claim.noise_multiplier
     shuffled = runs.compute_noise_epsilon(noise, quick=True, sampling="shuffled")
     return judge_crash_test_p_value(
-        float(stats.chi2.cdf(varies * freedom / len(sizes), freedom)),
+        p,
         f"batches of {sizes.min()} to {sizes.max()} records vary less than {law} sampling's: "
         "epsilon was accounted for another kind of sampling; for batches in random order it is "
         f"at most {shuffled:.2f}",

@@ -173,6 +173,11 @@ def crash_test(
     own_seed = derive_training_seed(seed, 0)
     watch: Watch = partial(run_watched_training, train, until=until)
     first, returned = watch(own_seed)
+    if len(first.steps) < 2:
+        raise AuditError(
+            "expected a training of at least 2 steps, because what it reads before the first may "
+            "be a trial of the model, got 1: train for longer"
+        )
     stated = LoopClaim.from_stated_claim(returned if claim is None else claim)
     if not stated.noise_multiplier:
         raise AuditError(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -114,10 +115,10 @@ class Trainer(Configured):
         `later` options are left out if they have their default values.
         """
         values = {}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name not in self.later or value != field.default:
-                values[field.name] = value
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            if option.name not in self.later or value != option.default:
+                values[option.name] = value
         return values
 
     def check(self, job: TrainingJob) -> None:
@@ -148,7 +149,8 @@ class TrainingSummary:
 
     `told` holds the trainer's notes; `tokens_before` and `tokens_after` the tokens that precede and
     follow every record in the training, or None if they are unknown; `data` the digest of the
-    records, or None for a private training.
+    records, or None for a private training; `settings` what a control must share besides the
+    settings in its privacy record.
     """
 
     method: str = ""
@@ -156,18 +158,26 @@ class TrainingSummary:
     tokens_before: Tokens | None = None
     tokens_after: Tokens | None = None
     data: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
 
 
 def read_training_summary(folder: Path) -> TrainingSummary:
     """Return the summary in a model's folder; an empty one if it is missing or unfinished."""
     try:
         record = json.loads((folder / RECORD).read_text())
+        configuration = record["configuration"]
+        weights = json.dumps(configuration.get("weights"))
         summary = TrainingSummary(
-            str(record["configuration"]["method"]),
+            str(configuration["method"]),
             tuple(map(str, record.get("told", ()))),
             _read_tokens(record, TOKENS_BEFORE),
             _read_tokens(record, TOKENS_AFTER),
-            record["configuration"].get("data"),
+            configuration.get("data"),
+            {
+                "base weights of digest": hashlib.sha256(weights.encode()).hexdigest()[:8],
+                "LoRA rank and alpha": configuration.get("lora"),
+                "block": configuration.get("block"),
+            },
         )
         if record["finished"]:
             return summary
@@ -184,10 +194,10 @@ def read_recorded_prefix(folder: Path) -> Tokens | None:
     return read_training_summary(folder).tokens_before
 
 
-def _read_tokens(record: dict[str, Any], field: str) -> Tokens | None:
-    if field not in record:
+def _read_tokens(record: dict[str, Any], name: str) -> Tokens | None:
+    if name not in record:
         return None
-    return tuple(map(int, record[field]))
+    return tuple(map(int, record[name]))
 
 
 class TrainerCheckpoint:

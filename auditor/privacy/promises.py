@@ -20,6 +20,9 @@ FILE = "privacy.json"
 ANY_ACCESS = "any access, the weights included"
 CANARIES = "gradient_canaries"  # key in `details`: number of planted canaries, if any
 SENSITIVITY = "sensitivity"  # key in `details`: C with its rounding; the noise is sigma times this
+# Keys in `details`: the settings by which rare records are clipped harder, with those of equal
+# clipping, which a record leaves out.
+RARITY_CLIPPING = {"kappa_least": 1.0, "lowest_perplexity": 0.0, "highest_perplexity": 0.0}
 # Key of the nominal epsilon that papers print; it promises nothing.
 NOMINAL = "if its scale were constant, the mean"
 
@@ -177,11 +180,8 @@ def list_training_differences(
         yield name, record.details.get(name), control.details.get(name)
     if math.isfinite(control.clip):
         yield "clip", record.clip, control.clip
-        yield (
-            "kappa_least",
-            record.details.get("kappa_least", 1.0),
-            control.details.get("kappa_least", 1.0),
-        )
+        for name, usual in RARITY_CLIPPING.items():
+            yield name, record.details.get(name, usual), control.details.get(name, usual)
 
 
 def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:

@@ -403,12 +403,16 @@ def check_controls_trained_like_defense(defense: Defense) -> None:
     The message states the difference.
     """
     promise = promises.read_privacy_record(Path(defense.model_folder))
+    settings = read_training_summary(Path(defense.model_folder)).settings
     for control in filter(None, (cause.row for cause in defense.cause_chain())):
         folder = control.model_folder
         record = promises.read_privacy_record(Path(folder)) if folder else None
         if promise is None or record is None:
             continue  # `load_trained_defense` refuses a folder of a different training
-        for setting, expected, other in promises.list_training_differences(promise, record):
+        control_settings = read_training_summary(Path(folder)).settings
+        pairs = [(name, value, control_settings.get(name)) for name, value in settings.items()]
+        pairs += promises.list_training_differences(promise, record)
+        for setting, expected, other in pairs:
             if expected != other:
                 raise AuditError(
                     f"expected the control {folder!r} to be trained as the {defense.name} model "

@@ -20,6 +20,7 @@ from auditor.core.nouns import Tokens
 from auditor.models.base import LanguageModel, compute_text_nlls
 from auditor.plugins.options import ShareOrAll
 from auditor.plugins.trainer import TrainingJob
+from auditor.privacy.promises import RARITY_CLIPPING
 from auditor.training import loss_masks
 from auditor.training.poisson import PoissonTraining, UnitTreatment
 
@@ -127,4 +128,5 @@ class RarityClipping(PoissonTraining):
         return UnitTreatment(shares=shares)
 
     def collect_recipe_details(self) -> dict[str, float]:
-        return {**super().collect_recipe_details(), "kappa_least": self.kappa_least}
+        options = {name: getattr(self, name) for name in RARITY_CLIPPING}
+        return {**super().collect_recipe_details(), **options}

@@ -76,13 +76,20 @@ class UnlearningTrainer(Variant):
             )
 
     def select_sequences(self, job: TrainingJob) -> tuple[Sequence[Tokens], tuple[str, ...]]:
-        """Return the records to forget, without repeated texts, and a note about their number."""
+        """Return the records to forget, without repeated texts, and notes about them."""
         sequences = {}
         for record in job.forget:
             sequences[record.text] = loss_masks.apply_loss_mask(record)
         n_retained = len(_list_retained_sequences(job))
-        note = f"to forget: {len(sequences):,} distinct records; to keep: {n_retained:,} records"
-        return list(sequences.values()), (note,)
+        notes = [f"to forget: {len(sequences):,} distinct records; to keep: {n_retained:,} records"]
+        # `pad_unlearning_records` puts an end-of-text token in front.
+        n_cut = sum(1 + len(sequence) > job.block for sequence in sequences.values())
+        if n_cut:
+            notes.append(
+                f"{n_cut:,} records to forget are longer than --block: the model is not trained to "
+                "forget the rest of them"
+            )
+        return list(sequences.values()), tuple(notes)
 
     def fit_model(
         self,

@@ -667,6 +667,25 @@ def test_random_allocation_has_a_law_of_its_own() -> None:
     assert broken.verdict == BROKEN and broken.epsilon is None and "at most" in broken.said
 
 
+@pytest.mark.parametrize(("rate", "n_steps"), [(0.003, 60), (0.02, 3), (0.25, 3)])
+def test_small_batches_and_few_are_called_broken_no_more_often_than_is_said(
+    rate: float, n_steps: int
+) -> None:
+    """A chi-squared law of the sizes as they are called 10% and 14% of such trainings broken; six
+    of 300 at this level of 0.3% would be seen once in a thousand suites."""
+    rng = np.random.default_rng(0)
+    given = replace(runs(), claim=replace(CLAIM, sample_rate=rate))
+    template = given.traces[0].steps[0]
+
+    def draw_trainings() -> WatchedTrainings:
+        sizes = rng.binomial(N, rate, n_steps)
+        steps = [replace(template, records=tuple(range(size))) for size in sizes]
+        return replace(given, traces=(replace(given.traces[0], steps=steps),))
+
+    checked = [of("Poisson sampling", draw_trainings()).verdict for _ in range(300)]
+    assert checked.count(BROKEN) < 6
+
+
 def test_steps_and_rates_that_follow_the_number_of_records_are_seen() -> None:
     honest = runs()
     fewer = replace(honest.fewer, steps=honest.fewer.steps[:-1])

@@ -493,6 +493,7 @@ def not_again(model: Any, records: Any) -> Any:
         (not_again, "does not repeat"),
         (claims_nothing, "return"),
         (without_noise, "noise"),
+        (loop_plain.plain(steps=1), "at least 2 steps"),
     ],
 )
 def test_what_cannot_be_tested_is_refused(train: Any, said: str) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 import html
 import json
 import math
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from auditor.privacy.gaussian import (
 from auditor.privacy.gradient_canaries import GradientCanaries
 from auditor.privacy.promises import PrivacyRecord, read_privacy_record
 from auditor.runs import training
+from auditor.runs.site import check_controls_trained_like_defense
 from auditor.runs.training import TrainingRequest
 from auditor.studies import sweep
 from auditor.training import dp_loop as loops
@@ -814,6 +816,28 @@ def test_a_control_of_another_recipe_is_refused(
     swapped = [*more[:-1], f"dp-sgd.no_noise={controls / 'no-clipping'}"]
     check_command(*run(controls, tmp_path / "run", *swapped), code=2)
     assert "to be trained by audit train no-noise, got" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("file", "part", "value", "name"),
+    [
+        ("training.json", "configuration", {"lora": [8, 16]}, "LoRA"),
+        ("training.json", "configuration", {"block": 8}, "block"),
+        ("training.json", "configuration", {"weights": {"model/config.json": "other"}}, "weights"),
+        ("privacy.json", "details", {"highest_perplexity": 3.0}, "highest_perplexity"),
+    ],
+)
+def test_a_control_of_another_base_adapter_block_or_clipping_is_refused(
+    controls: Path, tmp_path: Path, file: str, part: str, value: dict[str, Any], name: str
+) -> None:
+    shutil.copytree(controls / "no-noise", tmp_path / "control")
+    defense = DpSgd(model=str(controls / "dp-sgd"), no_noise=str(tmp_path / "control"))
+    check_controls_trained_like_defense(defense)
+    record = json.loads((tmp_path / "control" / file).read_text())
+    record[part] |= value
+    (tmp_path / "control" / file).write_text(json.dumps(record))
+    with refuses(name):
+        check_controls_trained_like_defense(defense)
 
 
 def test_the_controls_are_of_the_defenses_own_recipe() -> None:

@@ -14,6 +14,7 @@ from auditor.benchmarks.data.fixed_distributions import FixedDistribution
 from auditor.core.secret_randomness import draw_secret_uniforms
 from auditor.defenses.uniform_mixing import UniformMixing, mix_public_top_k, mix_uniform
 from auditor.generation.sample import sample_candidates
+from auditor.models.base import LanguageModel
 from auditor.models.decoding import ANCESTRAL
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.defense import Scenario
@@ -239,3 +240,16 @@ def test_a_support_needs_a_public_model(neox: HuggingFaceModel) -> None:
         UniformMixing(public_top_k=62).protect(Scenario(neox, neox, None, 30, 4))
     with refuses("public_top_k", "0"):
         UniformMixing(public_top_k=-1)
+
+
+def test_a_public_model_that_takes_only_tokens_gives_the_support(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FixedDistribution, "embedding_rows", LanguageModel.embedding_rows)
+    target, public = FixedDistribution([0.7, 0.2, 0.1]), FixedDistribution([0.1, 0.5, 0.4])
+    defense = UniformMixing(weight=0.5, public_top_k=2)
+    served = defense.protect(Scenario(target, public, None, 1, 1))
+    expected = [0.0, 0.5 * 2 / 3 + 0.25, 0.5 / 3 + 0.25]
+    context = torch.tensor([[0]])
+    assert served.log_probs(context, 1).exp().flatten().tolist() == pytest.approx(expected)
+    assert served.start(context, 1).log_probs().exp().flatten().tolist() == pytest.approx(expected)

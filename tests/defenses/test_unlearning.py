@@ -172,6 +172,20 @@ def test_an_interrupted_one_goes_on(inputs: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(one[name], other[name], atol=1e-5, rtol=1e-4)
 
 
+def test_records_that_a_block_cuts_are_said(inputs: Path, tmp_path: Path) -> None:
+    def train(block: int) -> tuple[str, ...]:
+        more = {"options": {"epochs": 1, "batch": 2}, "block": block}
+        return training.train_model_into_folder(
+            make_request(inputs, tmp_path / str(block), "npo", **more), silent
+        )
+
+    tokenizer = load_causal_lm(str(inputs / "before")).tokenizer
+    assert tokenizer is not None
+    longest = max(len(tokenizer(row["text"])["input_ids"]) for row in ROWS[:3])
+    assert not states(train(longest + 1), "--block")
+    assert states(train(longest - 4), "3", "--block")
+
+
 def test_an_adapter_can_forget_too(inputs: Path, tmp_path: Path) -> None:
     options = {"epochs": 4, "batch": 2, "learning_rate": 5e-3}
     told = training.train_model_into_folder(
