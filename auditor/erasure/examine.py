@@ -25,14 +25,13 @@ from auditor.erasure.layers import (
     LayerVerdict,
     Piece,
     judge_erasure_layer,
+    judge_missing_records,
 )
 from auditor.erasure.records import ErasureRecords
 from auditor.erasure.store import BYTES, INSTALL, SCORES, Store, find_store_kind
 from auditor.erasure.windows import TEXT, VECTORS
 from auditor.records.file_digests import digest_file
-from auditor.reports import escaping
 
-_MOST_NAMES = 5
 # for deleted and for kept records: a search without an index reads all vectors
 _MOST_SEARCHES = 100
 
@@ -149,8 +148,11 @@ def _judge_released_texts(
     label: str, texts: Sequence[str], records: ErasureRecords
 ) -> Iterator[LayerVerdict]:
     layer = Layer("its texts", lambda: [Piece("its texts", texts)], (TEXT,), other_texts=True)
+    leftovers = set[str]()
     for verdict in judge_erasure_layer(label, layer, records):
+        leftovers.update(verdict.leftovers)
         yield replace(verdict, remedy="release the texts again without these passages")
+    yield from _report_unsearchable(label, (TEXT,), leftovers, records)
 
 
 def _judge_store(
@@ -213,30 +215,29 @@ def _choose_evenly(records: frozenset[int]) -> list[int]:
 def _report_unsearchable(
     label: str, judged: Collection[str], leftovers: Collection[str], records: ErasureRecords
 ) -> Iterator[LayerVerdict]:
-    """Yield a verdict on deleted records that cannot be searched for in any layer of the store.
+    """Yield a verdict on deleted records that cannot be searched for in any layer.
 
     Args:
-        label: name of the store.
+        label: name of the store, or of the released text.
         judged: kinds of content, text or vectors, for which layers were searched.
-        leftovers: names of deleted records that the store still has.
+        leftovers: names of deleted records that were found.
         records: all deleted and kept records.
     """
     searchable = frozenset[int]()
+    reasons = []
     if TEXT in judged:
         searchable |= records.with_text
-    if VECTORS in judged:
+        reasons.append("their texts have below 16 letters and digits, or others have the same")
+    if VECTORS in judged or not judged:
         searchable |= records.with_vectors
-    names = []
+        reasons.append("they have no vector, or others have the same")
+    missing = []
     for i in sorted(records.deleted - searchable):
         if records.targets[i].name not in leftovers:
-            names.append(records.targets[i].name)
-    if names and searchable & records.deleted:  # otherwise each layer reports it
-        reason = (
-            f"{len(names)} of {format_count(len(records.deleted), 'deleted record')} cannot be "
-            "searched for, as they have below 16 letters and digits, or others have the same text "
-            f"or vector: {escaping.list_printable(names, _MOST_NAMES)}"
-        )
-        yield LayerVerdict(label, "all layers", "records", CANNOT_TELL, why=reason)
+            missing.append(i)
+    if missing and (searchable & records.deleted or not judged):  # otherwise each layer reports it
+        reason = f"cannot be searched for, as {', and '.join(reasons)}"
+        yield judge_missing_records(label, missing, reason, records)
 
 
 def _report_unseen(label: str, kind: str, files: Sequence[str]) -> LayerVerdict:

@@ -16,9 +16,11 @@ import numpy as np
 from auditor.benchmarks.data import released_passages
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.core.arrays import Floats
+from auditor.core.counts import format_count
 from auditor.erasure.encodings import decode_parts, drop_digits, extract_letters
 from auditor.erasure.records import ALIKE, LEAST, ErasureRecords, compute_highest_cosines
 from auditor.erasure.windows import SIZE, TEXT, VECTORS
+from auditor.reports import escaping
 from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.judging import compute_near_verbatim_limit
 
@@ -28,6 +30,7 @@ CANNOT_TELL = "cannot tell"
 NEAR = "near-verbatim text"
 SEEN = 0.9  # share of the control that must be found before an absent record counts as gone
 _PASSAGE = 10  # words
+_MOST_NAMES = 5
 _MOST_TEXTS = 20_000  # other texts to compare word by word
 
 
@@ -305,6 +308,19 @@ def judge_erasure_places(
         reason = f"{n_seen} of {len(control)} kept records are seen there"
     counts = (len(deleted), leftovers, len(control), n_seen)
     return LayerVerdict(store, layer, kind, verdict, *counts, reason, remedy)
+
+
+def judge_missing_records(
+    store: str, indices: Sequence[int], reason: str, records: ErasureRecords
+) -> LayerVerdict:
+    """Return the verdict that nothing can be told of some deleted records.
+
+    indices: indices of these records; reason: a phrase that follows their number.
+    """
+    names = escaping.list_printable([records.targets[i].name for i in indices], _MOST_NAMES)
+    n_deleted = format_count(len(records.deleted), "deleted record")
+    sentence = f"{len(indices)} of {n_deleted} {reason}: {names}"
+    return LayerVerdict(store, "all layers", "records", CANNOT_TELL, why=sentence)
 
 
 def _judge_other_texts(

@@ -17,7 +17,12 @@ import numpy as np
 from auditor.attacks.identifiers import Identifiers
 from auditor.conclusions.outcomes import ValuesBySecret, read_secret_values
 from auditor.core.disk import open_scratch_folder
-from auditor.erasure.layers import CANNOT_TELL, LayerVerdict, judge_erasure_places
+from auditor.erasure.layers import (
+    CANNOT_TELL,
+    LayerVerdict,
+    judge_erasure_places,
+    judge_missing_records,
+)
 from auditor.erasure.records import ErasureRecords
 from auditor.erasure.windows import TEXT
 from auditor.records import private_texts, table
@@ -83,12 +88,14 @@ def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iter
         "identifiers": _find_ranked_first,
         "membership": _find_members,
     }
+    tested = set[int]()
     for attack, (layer, kind) in _WHAT.items():
         reason = findings[attack].not_applicable
         if reason:
             yield LayerVerdict(label, layer, kind, CANNOT_TELL, why=reason)
             continue
         is_seen_by_record = readers[attack](run.folder, findings[attack], rows[attack], records)
+        tested.update(is_seen_by_record)
         places = {}
         for record, is_seen in is_seen_by_record.items():
             if is_seen:
@@ -96,6 +103,9 @@ def _judge_layers(label: str, run: FinishedRun, records: ErasureRecords) -> Iter
         yield judge_erasure_places(
             label, layer, kind, places, frozenset(is_seen_by_record), records, REMEDY
         )
+    missing = sorted(records.deleted - tested)
+    if missing and tested & records.deleted:  # otherwise each test reports it
+        yield judge_missing_records(label, missing, "are in no test, as they are short", records)
 
 
 def _find_completed(

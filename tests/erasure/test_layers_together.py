@@ -61,6 +61,18 @@ def test_a_release_without_kept_records_cannot_tell(tmp_path: Path) -> None:
     assert (cases.get("errors"), cases.get("failures")) == ("2", "0")
 
 
+def test_a_record_too_short_to_search_for_is_not_gone_from_a_release(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It stands in the released text, and counted as gone."""
+    deleted, kept = split_rows(make_rows(60), 6)
+    released = write_rows(tmp_path / "released.jsonl", [*kept, {"text": "so it was: PIN 4711"}])
+    short = {"id": "short", "text": "PIN 4711"}
+    erase(tmp_path, [*deleted, short], kept, "--released", str(released), code=4)
+    screen = capsys.readouterr().out
+    assert "1 of 7 deleted records cannot be searched for" in screen and "same: short" in screen
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

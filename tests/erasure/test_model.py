@@ -96,3 +96,17 @@ def test_a_model_still_knows_deleted_records_or_not(
     if knows_deleted:
         names = {row["id"] for row in deleted}
         assert all(set(v.leftovers) == names for v in verdicts.values())
+
+
+def test_a_model_is_not_cleared_of_a_record_that_is_in_no_test(
+    tmp_path: Path, tokenizer: object
+) -> None:
+    deleted, kept = split_rows(make_card_rows(26), 4)
+    gone = write_rows(tmp_path / "gone.jsonl", [*deleted, {"id": "short", "text": "PIN 4711"}])
+    records = read_erasure_records(gone, write_rows(tmp_path / "kept.jsonl", kept))
+    verdicts = judge(tmp_path, tokenizer, kept, records)
+    counts = {kind: v.n_deleted for kind, v in verdicts.items() if v.verdict == "gone"}
+    assert counts == dict.fromkeys((COMPLETION, RANKS, MEMBERSHIP), 4)
+    assert (
+        verdicts["records"].why == "1 of 5 deleted records are in no test, as they are short: short"
+    )

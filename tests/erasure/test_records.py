@@ -19,7 +19,7 @@ from auditor.erasure.layers import LayerVerdict
 from auditor.erasure.records import read_erasure_records
 from auditor.erasure.store import Store, list_store_kinds
 from auditor.erasure.stores.files import FileStore
-from auditor.erasure.windows import WindowIndex, write_vector_forms
+from auditor.erasure.windows import VECTORS, WindowIndex, write_vector_forms
 from tests.conftest import check_command
 from tests.erasure.stored import (
     Row,
@@ -349,6 +349,18 @@ def test_records_without_text_of_their_own_are_named_and_found_as_a_whole(tmp_pa
             assert erasure.verdict == "cannot tell" and not erasure.n_left
             why = find_verdict(erasure, "all layers", "records").why
             assert why.startswith("2 of 6 deleted records cannot") and why.endswith(": r0, r1")
+
+
+def test_a_store_of_vectors_cannot_tell_of_records_without_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No layer can hold them, so no layer is judged (this was a traceback)."""
+    monkeypatch.setattr(FileStore, "kinds", (VECTORS,))
+    deleted, kept = split_rows(drop_vectors(make_rows(60)), 6)
+    store = write_rows(tmp_path / "vectors.bin", kept)
+    erasure = examine(tmp_path, deleted, kept, f"files:{store}")
+    (verdict,) = erasure.verdicts
+    assert erasure.verdict == "cannot tell" and "they have no vector" in verdict.why
 
 
 @pytest.mark.parametrize(
