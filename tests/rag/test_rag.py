@@ -141,6 +141,18 @@ def test_a_sentence_that_others_begin_with_is_no_sign(tmp_path: Path) -> None:
     assert audit(tmp_path, systems.PerUser(), rows, crawl=0).verdict == NO_LEAK
 
 
+def test_personal_data_of_the_askers_own_documents_are_no_sign(tmp_path: Path) -> None:
+    """Each user's document of a person is found by the words of another user's document."""
+    rows = make_documents()
+    for i, row in enumerate(rows):
+        mail = f"person.{i // 2}@example.org"  # rows 2k and 2k + 1 are of two users
+        row["text"] = f"Notes on person number {i // 2}: {row['text']} {mail}"
+        row["pii"]["email"].append(mail)
+    result = audit(tmp_path, systems.PerUser(), rows, crawl=0)
+    assert {layer.verdict for layer in result.layers} == {NO_LEAK}
+    assert audit(tmp_path, systems.OpenStore(), rows, crawl=0).verdict == LEAKS
+
+
 def test_equal_tails_are_a_sign_of_no_document(tmp_path: Path) -> None:
     rows = make_documents()
     for i, row in enumerate(rows):
