@@ -13,7 +13,7 @@ import numpy as np
 
 from auditor.core.arrays import Ints
 from auditor.core.result import Measurement
-from auditor.statistics.intervals import Z, clopper_pearson
+from auditor.statistics.intervals import Z
 
 Counts = Ints  # (species seen,): the number of draws that contain each species
 
@@ -24,16 +24,16 @@ def estimate_new_species(name: str, counts: Counts, draws: int, per: int) -> Mea
     All of them are assumed to find new species at the rate of the next draw, which is Q1/T (Good
     1953, Eq. 9). T draws were made, and Qi species were seen exactly i times. The mean squared
     error of the rate is (Q1 + 2 Q2)/T^2: each species adds the error of its own count (after
-    Robbins 1968; for draws of a single species, Esty 1983 gives the same). The upper end is at
-    least that for T draws without a new species. counts: (species,) the number of draws with each
-    species.
+    Robbins 1968; for draws of a single species, Esty 1983 gives the same). The upper end inverts
+    the score test, as for a Poisson count: few species that were seen once may be far from their
+    mean. counts: (species,) the number of draws with each species.
     """
     once = _count_species_seen(counts, 1)
     twice = _count_species_seen(counts, 2)
     value = once / draws
-    reach = Z * math.sqrt(once + 2 * twice) / draws
-    low = max(0.0, value - reach)
-    high = max(value + reach, clopper_pearson(0, draws)[1])
+    deviation = math.sqrt(once + 2 * twice)
+    low = max(0.0, value - Z * deviation / draws)
+    high = value + (Z**2 / 2 + Z * math.hypot(deviation, Z / 2)) / draws
     return Measurement(name, per * value, per * low, per * high, draws, f"per {per:,}")
 
 

@@ -41,9 +41,8 @@ def test_intervals_hold_what_is_to_come(world: str) -> None:
 def test_a_case_by_hand() -> None:
     seen = np.array([1, 1, 1, 2, 5])
     new = unseen_species.estimate_new_species("new", seen, 10, 1000)
-    assert new.value == 300 and new.high == pytest.approx(
-        1000 * (0.3 + 1.959964 * 5**0.5 / 10), rel=1e-6
-    )
+    # 3 + 1.96^2 / 2 + 1.96 sqrt(5 + 1.96^2 / 4)
+    assert new.value == 300 and new.high == pytest.approx(100 * 9.70576, rel=1e-5)
     assert new.low == 0 and new.unit == "per 1,000" and new.n == 10
     total = unseen_species.estimate_species_richness("total", seen, 10, 100)
     assert total is not None and total.value == pytest.approx(5 + 0.9 * 3 * 2 / (2 * 2))
@@ -57,7 +56,18 @@ def test_a_case_by_hand() -> None:
 def test_with_nothing_seen_the_bound_is_that_of_no_draw_that_shows_one() -> None:
     none = np.array([], dtype=np.int64)
     new = unseen_species.estimate_new_species("new", none, 100, 1000)
-    assert (new.value, new.low) == (0, 0) and new.high == 1000 * clopper_pearson(0, 100)[1]
+    assert (new.value, new.low) == (0, 0) and new.high >= 1000 * clopper_pearson(0, 100)[1]
+
+
+@pytest.mark.parametrize("expected", [0.1, 3.0, 5.0, 10.0])
+def test_few_species_seen_once_bound_what_is_to_come(expected: float) -> None:
+    noise, draws, missed = np.random.default_rng(0), 1000, np.zeros(2)
+    p = np.full(1000, expected / 1000 / draws)
+    for _ in range(300):
+        times = noise.binomial(draws, p)
+        new = unseen_species.estimate_new_species("new", times[times > 0], draws, 1)
+        missed += np.array([new.low, -new.high]) > np.array([1, -1]) * p[times == 0].sum()
+    assert (missed / 300 <= 0.05).all()
 
 
 def test_there_are_no_more_species_than_there_are_records() -> None:
