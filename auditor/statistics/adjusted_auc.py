@@ -25,8 +25,7 @@ from auditor.statistics.blind_classifier import (
     predict_scores_from_texts,
     standardise_columns,
 )
-from auditor.statistics.intervals import Z
-from auditor.statistics.roc import AUC, compute_newcombe_interval, estimate_auc
+from auditor.statistics.roc import AUC, compute_auc_interval, estimate_auc
 
 # least effective number of records on each side: the number of equally weighted records
 FEWEST = 20.0
@@ -132,11 +131,8 @@ def estimate_adjusted_auc(
     # DeLong's variance, weighted: of two means by the influence of each record
     variance = np.sum((member_weights * (placements - value)) ** 2)
     variance += np.sum((other_weights * (other_placements - value)) ** 2)
-    reach = widen * Z * math.sqrt(variance)
-    low, high = compute_newcombe_interval(value, int(n_worth[0]), int(n_worth[1]), widen)
-    low = max(0.0, min(low, value - reach))
-    high = min(1.0, max(high, value + reach))
-    return Measurement(name, value, low, high, n, AUC, described), parts
+    ends = compute_auc_interval(value, math.sqrt(variance), int(n_worth[0]), int(n_worth[1]), widen)
+    return Measurement(name, value, *ends, n, AUC, described), parts
 
 
 def _sum_weight_below(scores: Floats, others: Floats, weights: Floats) -> Floats:

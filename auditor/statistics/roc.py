@@ -82,19 +82,36 @@ def auc(members: Floats, others: Floats) -> float:
 def estimate_auc(
     name: str, members: Floats, others: Floats, note: str = "", widen: float = 1.0
 ) -> Measurement:
-    """Return the AUC with a 95% interval.
+    """Return the AUC with the 95% interval of `compute_auc_interval`.
 
-    Two intervals are computed, and each returned end is the outer one of their two ends. DeLong's
-    interval depends on the scores. Newcombe's interval has a width even at AUC 1. widen: factor on
-    the standard deviation, for scores that are less independent than assumed.
+    widen: factor on the standard deviation, for scores that are less independent than assumed.
     """
     placements = compute_delong_placements(members, others)
     value = float(placements[0].mean())
-    deviation = widen * compute_delong_deviation(*placements)
-    low, high = compute_newcombe_interval(value, len(members), len(others), widen)
-    low = max(0.0, min(low, value - Z * deviation))
-    high = min(1.0, max(high, value + Z * deviation))
-    return Measurement(name, value, low, high, len(members) + len(others), AUC, note)
+    n = len(members) + len(others)
+    ends = compute_auc_interval(
+        value, compute_delong_deviation(*placements), len(members), len(others), widen
+    )
+    return Measurement(name, value, *ends, n, AUC, note)
+
+
+def compute_auc_interval(
+    value: float, deviation: float, m: int, n: int, widen: float = 1.0
+) -> tuple[float, float]:
+    """Return the 95% interval of an AUC: each end is the outermost of three intervals' ends.
+
+    DeLong's interval depends on the scores. Newcombe's has a width even at AUC 1. The third allows
+    for records of the smaller group that the sample missed, all of them ranked on the wrong side.
+
+    deviation: DeLong's standard deviation; m, n: the numbers of members and non-members; widen:
+    factor on the standard deviation.
+    """
+    reach = Z * widen * deviation
+    ends = compute_newcombe_interval(value, m, n, widen)
+    missed = clopper_pearson(0, min(m, n))[1]
+    low = max(0.0, min(ends[0], value - reach, value * (1 - missed)))
+    high = min(1.0, max(ends[1], value + reach, 1 - (1 - value) * (1 - missed)))
+    return low, high
 
 
 def compute_delong_deviation(*placements: Floats) -> float:

@@ -377,3 +377,17 @@ def test_what_the_report_uses_is_there_for_whoever_simulates_it() -> None:
     ):
         with pytest.raises(AuditError, match=why):
             tpr_interval(*bad)
+
+
+@pytest.mark.parametrize(("m", "n", "share"), [(20, 200, 0.1), (200, 20, 0.1), (300, 100, 0.04)])
+def test_an_auc_near_1_allows_for_records_that_few_samples_show(
+    m: int, n: int, share: float
+) -> None:
+    """A share of the smaller group is ranked on the wrong side."""
+    rng, missed = np.random.default_rng(0), 0
+    for _ in range(300):
+        members, others = rng.normal(10, 1, m), rng.normal(0, 1, n)
+        smaller, outlier = (members, -50.0) if m < n else (others, 50.0)
+        smaller[rng.random(len(smaller)) < share] = outlier
+        missed += roc.estimate_auc("auc", members, others).low > 1 - share
+    assert missed / 300 < 0.05
