@@ -21,7 +21,7 @@ from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.records.attacked_secrets import SecretAttributes
-from auditor.reports import escaping, phrases, severity, signals
+from auditor.reports import coverage, escaping, phrases, severity, signals
 from auditor.reports.blocks import Block, Bullets, Code
 from auditor.reports.topics import DECIDE, ReportMaterial, Topic, title_attack_row
 from auditor.reports.verdict import find_strongest_attack_row
@@ -130,11 +130,11 @@ def _list_verbatim_leakage_advice(
     row = title_attack_row(result, worst)
     facts = {secret.id: secret for secret in details.secrets}
     if _has_document_parts(details, members):
-        reason = (
-            "the secrets are parts of documents and not independent, so nothing is tested, "
-            "predicted or compared"
-        )
-        yield Advice(WHERE, reason, row)
+        by_copies = ""
+        if len(worst.strata) > 1:
+            by_copies = f"records recited by copies: {coverage.format_strata(worst)}; "
+        reason = "parts of one record are not independent, so nothing is tested or predicted"
+        yield Advice(WHERE, f"{by_copies}{reason}", row)
         return
     for sentence in _describe_leak_concentration(members, facts):
         yield Advice(WHERE, sentence, row)

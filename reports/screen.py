@@ -615,7 +615,7 @@ def _fit_screen_lines(entry: ScreenEntry, width: int) -> list[str]:
         if len(lines) <= entry.max_lines:
             return lines
     *full_lines, last = _wrap_line(entry.items[0], width)[: entry.max_lines]
-    return [*full_lines, f"{_cut_line(last, width - 2)} …"]
+    return [*full_lines, _cut_line(f"{last} …", width)]
 
 
 def _wrap_line(text: str, width: int) -> list[str]:

@@ -95,8 +95,7 @@ def _describe_adjustment(result: AuditResult) -> str:
     if not adjusted:
         return f"no membership number here is reliable{reason}"
     strongest = max(adjusted, key=lambda m: max(m.low, 1 - m.high))
-    number = f"{_format_auc(strongest)} ({strongest.note})"
-    return f"the verdict uses the adjusted {number}, on what both have in common"
+    return f"the verdict uses the adjusted {_format_auc(strongest)}, on what both have in common"
 
 
 def _format_auc(m: Measurement) -> str:

@@ -14,10 +14,11 @@ from auditor.conclusions.outcomes import ValuesBySecret
 from auditor.conclusions.secret_details import SecretDetails
 from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.nouns import CellKey
-from auditor.core.result import AuditResult
+from auditor.core.result import AuditResult, Stratum
 from auditor.records.attacked_secrets import SecretAttributes
 from auditor.reports import advice, html, markdown, signals
 from auditor.statistics.judging import Outcome
+from tests.reports.conftest import share
 from tests.rows import judge_columns
 
 TIMES = [1] * 40 + [4] * 20 + [16] * 20
@@ -66,6 +67,23 @@ def said(result: AuditResult, **rows: Outcome) -> dict[str, list[str]]:
         )
         found.setdefault(one.kind, []).append(one.sentence)
     return found
+
+
+def test_records_of_several_parts_are_told_by_their_copies(result: AuditResult) -> None:
+    """Nothing was said of where a leak of conversations is, though the screen counted copies."""
+    known = details(result, undefended=outcome(LEAKS))
+    parts = replace(known, secrets=tuple(s._replace(document="d") for s in known.secrets))
+    strata = tuple(
+        Stratum(copies, n, share("document_recall", hits, n))
+        for copies, hits, n in ((16, 9, 12), (1, 0, 40))
+    )
+    findings = tuple(replace(f, strata=strata) for f in result.findings)
+    (where,) = (
+        one.sentence
+        for one in advice.list_advice(replace(result, findings=findings), parts)
+        if one.kind == advice.WHERE
+    )
+    assert where.startswith("records recited by copies: 16 copies: 9 of 12; 1 copy: 0 of 40; ")
 
 
 def test_where_it_sits_and_what_fewer_copies_leave(result: AuditResult) -> None:

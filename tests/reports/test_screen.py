@@ -262,7 +262,7 @@ def test_a_clean_run_goes_on_to_a_gate() -> None:
     result = run_of(row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS)))
     shown = lines(result)
     assert entry(shown, "RESULT") == (
-        "own: INCONCLUSIVE. No leakage seen, but 8 of 9 signals are untested."
+        "Undefended: INCONCLUSIVE. No leakage seen, but 8 of 9 signals are untested."
     )
     assert entry(shown, "NEXT") == "audit gate runs/latest --max recall=0.05"
     assert entry(shown, "LIMITS").startswith(
@@ -401,3 +401,10 @@ def test_a_number_that_non_members_have_no_twin_of_is_not_said_to_have_no_non_me
         assert "would extract (suffixes of 10 tokens) is unknown" in (
             screen._format_nonmember_baseline(short, [])
         )
+
+
+def test_a_sentence_that_does_not_fit_ends_with_one_ellipsis() -> None:
+    """The cut line had another one: "on w… …"."""
+    entry = screen.ScreenEntry("DOUBT", (" ".join(["word"] * 100),), 3)
+    *_, last = screen._fit_screen_lines(entry, 40)
+    assert last.count("…") == 1 and last.endswith("…") and len(last) <= 40
