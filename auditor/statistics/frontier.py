@@ -47,6 +47,8 @@ class ModelLeakage:
 
     parts: (secrets,) values whose mean is the leakage.
     draws: (resamples,) the leakage in each bootstrap resample.
+    n_others: number of non-members of an AUC, whose `parts` compare each member with them; None for
+        a share or a mean of members.
 
     A true-positive rate depends on a threshold. Each resample has its own threshold; `parts` use
     the threshold of the full sample.
@@ -54,6 +56,7 @@ class ModelLeakage:
 
     draws: Values
     parts: Floats
+    n_others: int | None = None
 
     @property
     def value(self) -> float:
@@ -62,7 +65,7 @@ class ModelLeakage:
     def leakage_measurement(self, name: str, unit: str) -> Measurement:
         """Return the leakage with its 95% interval; the lower end is at least 0."""
         measurement = make_measurement(
-            name, _build_floored_bootstrap(self.value, self.draws, self.parts), unit
+            name, _build_floored_bootstrap(self.value, self.draws, self.n_others, self.parts), unit
         )
         return replace(measurement, low=max(0.0, measurement.low))
 
@@ -70,16 +73,24 @@ class ModelLeakage:
 def compare_paired_leakage(first: ModelLeakage, second: ModelLeakage) -> BoundedNumber:
     """Return the first leakage minus the second, paired by secret."""
     return _build_floored_bootstrap(
-        first.value - second.value, first.draws - second.draws, first.parts, second.parts
+        first.value - second.value,
+        first.draws - second.draws,
+        first.n_others,
+        first.parts,
+        second.parts,
     )
 
 
-def _build_floored_bootstrap(value: float, draws: Values, *parts: Floats) -> BoundedNumber:
+def _build_floored_bootstrap(
+    value: float, draws: Values, n_others: int | None, *parts: Floats
+) -> BoundedNumber:
     """Return a number with bootstrap bounds that are not too narrow for this many secrets.
 
     For shares, the bounds are at least as wide as the exact interval. For other numbers, they allow
-    for a rare secret that the sample missed, with a value of 1 or of the largest value seen.
+    for a rare member or non-member that the sample missed, with a value of 1 or of the largest
+    value seen.
 
+    n_others: as in `ModelLeakage`.
     parts: (secrets,) values of one model, or of two models paired by secret.
     """
     n = len(parts[0])
@@ -88,8 +99,9 @@ def _build_floored_bootstrap(value: float, draws: Values, *parts: Floats) -> Bou
         floor = count_discordant_pairs(*hits)
     else:
         floor = bound_binomial_share(int(hits[0].sum()), n)
-    if not np.isin(parts, (0, 1)).all():
-        floor = bound_unseen_value(value, n, max(1.0, float(np.abs(parts).max())))
+    if n_others or not np.isin(parts, (0, 1)).all():
+        n_unseen = min(n, n_others or n)
+        floor = bound_unseen_value(value, n_unseen, max(1.0, float(np.abs(parts).max())))
     return bound_resampled_number(value, n, draws, floor)
 
 
@@ -126,12 +138,13 @@ def estimate_auc_leakages(scores: Points) -> list[ModelLeakage]:
     # A resampled AUC is (counts of members) x (matrix of which member is ahead of which non-member)
     # x (counts of non-members), over the number of pairs.
     pair_matrices = [[_compare_all_pairs(*matrix) for matrix in point] for point in scores]
-    return _resample_leakages(
+    leakages = _resample_leakages(
         scores,
         pair_matrices,
         lambda matrix, members, others: ((members @ matrix) * others).sum(1) / matrix.size,
         lambda matrix: matrix.mean(1),
     )
+    return [replace(leakage, n_others=len(scores[0][0][1])) for leakage in leakages]
 
 
 def _resample_leakages(

@@ -281,3 +281,13 @@ def test_the_lowest_is_always_left(values: list[list[float]]) -> None:
     found = [ModelLeakage(np.array([np.mean(row)] * 3), np.array(row)) for row in values]
     lowest = min(range(len(found)), key=lambda i: found[i].value)
     assert least(found)[lowest]
+
+
+def test_few_non_members_leave_a_perfect_auc_uncertain() -> None:
+    """3% of non-members exceed all members: 20 of them, of which none does, cannot show AUC 1."""
+    sides = np.arange(300.0), -np.arange(1.0, 21.0)
+    (leakage,) = frontier.estimate_auc_leakages([[sides]])
+    measured = leakage.leakage_measurement("membership_auc", "AUC")
+    assert measured.value == 1 and measured.low < 0.97
+    difference = frontier.compare_paired_leakage(leakage, leakage)
+    assert difference.low(0.05) < -0.03 and difference.high(0.05) > 0.03
