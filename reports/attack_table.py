@@ -7,12 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from auditor.conclusions.disagreements import is_measured
 from auditor.conclusions.outcomes import (
-    ValuesBySecret,
-    align_secret_values,
     measure_paired_change,
 )
 from auditor.conclusions.secret_details import SecretDetails
@@ -23,7 +19,6 @@ from auditor.reports import phrases
 from auditor.reports.blocks import Block, Forest, Group, Paragraph, Table
 from auditor.reports.topics import CHECK, ReportMaterial, Topic, build_forest_span
 from auditor.statistics import documents, roc
-from auditor.statistics.compare import paired_difference
 from auditor.statistics.metrics import RECALL, SHARES, find_metric, name_auc
 
 _NOTE = (
@@ -114,7 +109,8 @@ def compare_attacks(
         if main and base and base is not finding and not finding.stopped and not base.stopped:
             new = details.values_by_cell.get(finding.cell_key)
             other = details.values_by_cell.get(base.cell_key)
-            difference = _find_paired_difference(main.name, new, other, details)
+            change = measure_paired_change(main.name, main.unit, new, other)
+            difference = None if isinstance(change, str) else change
         title = finding.attack
         if title in result.own_methods:
             title += " (yours)"
@@ -139,29 +135,6 @@ def _find_main_number(finding: Finding) -> Measurement | None:
         return None
     shares = (finding.measurement(documents.RECALL), finding.measurement(RECALL), finding.main)
     return next(filter(is_measured, shares), None)
-
-
-def _find_paired_difference(
-    metric: str,
-    new: ValuesBySecret | None,
-    base: ValuesBySecret | None,
-    details: SecretDetails,
-) -> Measurement | None:
-    """Return a metric's value in `new` minus its value in `base`, on the records that both have.
-
-    A record may consist of several secrets. Return None if values are missing.
-    """
-    if metric != documents.RECALL:
-        change = measure_paired_change(metric, find_metric(metric).unit, new, base)
-        return None if isinstance(change, str) else change
-    if new is None or base is None:
-        return None
-    members, values = align_secret_values([new, base], RECALL, True)
-    if not len(members) or not np.isfinite(values).all():
-        return None
-    records = {secret.id: secret.document or secret.id for secret in details.secrets}
-    _, codes = np.unique(list(map(records.get, members, members)), return_inverse=True)
-    return paired_difference(*(documents.take_highest_per_record(side, codes) for side in values))
 
 
 def _attack_table_blocks(material: ReportMaterial) -> list[Block]:

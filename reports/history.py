@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
+from auditor.conclusions.outcomes import select_main_number
 from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import AuditResult
@@ -187,8 +188,10 @@ def _build_leakage_figures(by: By, runs: Sequence[_ShownRun], line: int) -> Iter
     for i, run in enumerate(runs):
         for finding in phrases.sort_findings(run.result):
             # A run without this number leaves a gap on the time axis.
-            m = finding.main
-            if m is None or any(map(math.isnan, (m.value, m.low, m.high))):
+            if finding.main is None:
+                continue
+            m = select_main_number(finding.main, finding)
+            if any(map(math.isnan, (m.value, m.low, m.high))):
                 continue
             kind = (finding.setting, m.name)
             key = finding.cell_key

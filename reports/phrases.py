@@ -25,7 +25,7 @@ from auditor.core.result import (
     TargetRecord,
 )
 from auditor.reports.escaping import make_printable_line
-from auditor.statistics import compare, metrics
+from auditor.statistics import compare, documents, metrics
 from auditor.statistics.metrics import make_label
 
 NOTHING = "–"
@@ -315,7 +315,10 @@ def format_baseline_excess_cells(finding: Finding) -> tuple[str, str, str]:
     floor = finding.measurement(metrics.name_nonmember_metric(main.name))
     excess = format_measurement_value(finding.measurement(metrics.name_excess_metric(main.name)))
     if main.unit == "share":
-        return format_share(main), format_share(floor), excess
+        share, baseline = format_share(main), format_share(floor)
+        if finding.measurement(documents.RECALL):
+            share, baseline = (cell.replace(" (", " parts (") for cell in (share, baseline))
+        return share, baseline, excess
     short = metrics.find_metric(main.name).short or make_label(main.name).lower()
     return (
         f"{short} {format_bracketed_value(finding, main)}",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from auditor.core.arrays import Bools, Floats, Ints, Strings
 from auditor.core.nouns import CellKey, Secret
-from auditor.core.result import AuditResult, Measurement
+from auditor.core.result import AuditResult, Finding, Measurement
 from auditor.core.secret_table import STRINGS, build_secret_table
 from auditor.records import result_file
 from auditor.records.attacked_secrets import (
@@ -52,10 +52,17 @@ from auditor.statistics.metrics import (
 )
 from auditor.statistics.recomputed import list_strongest_score_columns, repeat_measurement
 
+# share of parts -> share of records with such a part
+OF_RECORDS = {RECALL: documents.RECALL, "near_verbatim_recall": documents.NEAR}
 _FLAGS = ("hit", "any_hit")
 _COUNTS = ("distance", "tolerance")
 _OF_KIND = f"{RECALL}(kind="  # the recall of a kind of personal data
 _ASKED = "asked"  # column of secrets without any other number
+
+
+def select_main_number(main: Measurement, finding: Finding) -> Measurement:
+    """Return the number of records if the finding's main number is of their parts, else `main`."""
+    return finding.measurement(OF_RECORDS.get(main.name, "")) or main
 
 
 def list_secret_attributes(
@@ -303,6 +310,20 @@ class ValuesBySecret(Outcome):
         return np.argsort(np.asarray(self.ids, STRINGS), kind="stable")
 
 
+def _compare_paired_records(
+    metric: str, count: int | None, new: ValuesBySecret, base: ValuesBySecret
+) -> BoundedNumber | str:
+    """Return the share of records with an extracted part in `new` minus that in `base`."""
+    (of_parts,) = (name for name, of_records in OF_RECORDS.items() if of_records == metric)
+    ids, values = align_secret_values((new, base), of_parts, True, count)
+    if not len(ids) or documents.RECORD not in new.columns:
+        return "no record to pair"
+    code_by_secret = dict(zip(new.ids, new.columns[documents.RECORD], strict=True))
+    codes = np.array([code_by_secret[secret] for secret in ids])
+    highest = [documents.take_highest_per_record(side, codes) for side in values]
+    return compare_paired_values(*highest, find_metric(metric).unit)
+
+
 def align_secret_values(
     results: Iterable[ValuesBySecret], name: str, members: bool, count: int | None = None
 ) -> tuple[Strings, Floats]:
@@ -503,6 +524,8 @@ def compare_paired_metric(
     column = about.columns_to_recompute[0]
     pair = (new, base)
     is_anytime = new.anytime or base.anytime
+    if about.name in OF_RECORDS.values() and not is_anytime:
+        return _compare_paired_records(metric, count, new, base)
     if is_anytime and (about.errors or about.scores or about.signed or about.unit not in SHARES):
         return (
             f"{metric} has no bounds that are valid at every look, and --until stopped one of the "

@@ -125,7 +125,7 @@ def _compare_cell(
     main_metrics = dict[str, None]()
     for finding in findings:
         if finding and finding.main:
-            main_metrics[finding.main.name] = None
+            main_metrics[outcomes.select_main_number(finding.main, finding).name] = None
     for metric in metrics or main_metrics:
         comparands = []
         for i, finding in enumerate(findings):

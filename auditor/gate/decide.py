@@ -19,7 +19,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from auditor.conclusions import claims, outcomes
-from auditor.conclusions.leak_readings import NEAR
 from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.errors import AuditError, make_unknown_name_error
@@ -70,8 +69,6 @@ from auditor.statistics.metrics import (
 )
 from auditor.statistics.roc import AUC
 
-# share of parts -> share of records with such a part
-_OF_RECORDS = {RECALL: documents.RECALL, NEAR: documents.NEAR}
 _COUNTED_BY_COPIES = (RECALL, documents.RECALL)  # metrics whose strata count records by copies
 
 
@@ -423,7 +420,7 @@ def _measure_records(
         rule: the rule.
         row_values: results by secret of the finding's cell; None if there are none.
     """
-    metric = _OF_RECORDS.get(rule.metric, "")
+    metric = outcomes.OF_RECORDS.get(rule.metric, "")
     recorded = finding.measurement(metric)
     if recorded is None or row_values is None or row_values.anytime:
         recomputed = None
@@ -657,7 +654,7 @@ def _describe_sample_size(case: _Case, number: _Number) -> str:
     n = number.evidence.n
     if number.parts:
         return f"n = {n} records, in {number.parts} parts"
-    if case.rule.metric in _OF_RECORDS.values():
+    if case.rule.metric in outcomes.OF_RECORDS.values():
         return f"n = {n} records"
     if case.finding and case.finding.measurement(documents.RECALL):
         return f"n = {n} parts, taken as independent"

@@ -165,6 +165,29 @@ def test_parts_of_one_record_are_no_independent_evidence(
     assert "(n = 400 parts, taken as independent)" in paired.rulings[-1].reason
 
 
+def test_records_in_parts_are_compared_by_record() -> None:
+    """A comparison showed the share of parts, 15% where the runs say 30%, as if independent; a
+    rule on records always failed: "not stored for each secret"."""
+    records = np.arange(400.0) // 20
+    runs = []
+    for n_records_hit in (6, 4):
+        windows = np.zeros(400)
+        windows[[20 * i for i in range(n_records_hit)]] = 1.0
+        by_record = measure_share("document_recall", hits(20, range(n_records_hit)))
+        row = finding(windows)
+        row = replace(row, measurements=(*row.measurements, by_record))
+        outcome = {ROW: per_secret(windows, record=records)}
+        finished = run(windows, f"run{n_records_hit}", findings=(row,))
+        runs.append(replace(finished, outcomes=outcome))
+    (line,) = compare_finished_runs(runs).lines
+    assert line.metric == "document_recall"
+    delta = line.comparands[1].delta
+    assert delta is not None and (delta.n, delta.value) == (20, pytest.approx(-0.1))
+    rule = "document_recall not worse than baseline by 0.02"
+    assert verdicts(runs[1], runs[0], rule) == ["inconclusive"]
+    assert verdicts(runs[1], runs[0], rule.replace("0.02", "0.3")) == ["held"]
+
+
 @pytest.mark.parametrize(
     ("rule", "n_parts", "value", "low", "high"),
     [

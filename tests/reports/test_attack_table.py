@@ -70,7 +70,9 @@ def test_records_in_parts_are_paired_by_record(
     run = replace(result, findings=tuple(row(name, m, records) for name, m in parts.items()))
     run = replace(run, plan={**result.plan, "attack": ["a", other]})
     rows = {
-        CellKey("undefended", "white-box", name): kept({"recall": np.array(hit, float)}, 6)
+        CellKey("undefended", "white-box", name): kept(
+            {"recall": np.array(hit, float), "record": np.arange(6.0) // 2}, 6
+        )
         for name, hit in hits.items()
     }
     secrets = tuple(
