@@ -10,6 +10,7 @@ import pytest
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Secret
 from auditor.training import preflight
+from tests.conftest import refuses, states
 
 ROWS: list[dict[str, Any]] = [
     {"input_ids": [1, 2, 3, 4, 5, 6]},
@@ -66,6 +67,16 @@ def test_members_that_are_elsewhere_and_non_members_that_are_there_are_refused()
         said(secret(6, 5, 4))
     with pytest.raises(AuditError, match="1 of 2 are in the training set"):
         said(secret(1, 2, 3), secret(12, 13, 14, member=False), secret(14, 13, 12, member=False))
+
+
+def test_rows_that_are_not_read_are_counted_and_nothing_is_concluded_from_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(preflight, "_MAX_ROWS", 3)
+    for missing in (secret(6, 5, 4), secret(11, 12, 13, 14)):  # in no row, and without a loss
+        assert states(said(missing), "4", "3", "rows", "read")
+    with refuses("non-members", "1"):
+        said(secret(1, 2, 3, member=False))
 
 
 PREFERENCES: list[dict[str, Any]] = [
