@@ -44,12 +44,15 @@ class LoopClaim:
 
     def __post_init__(self) -> None:
         for name in ("noise_multiplier", "max_grad_norm", "sample_rate", "delta", "epsilon"):
-            # numbers.Real also includes numpy's numbers.
+            # numbers.Real also includes numpy's numbers, which JSON and the accountant refuse.
             value = getattr(self, name)
-            if not isinstance(value, numbers.Real) and (name, value) != ("epsilon", None):
+            if isinstance(value, numbers.Real):
+                object.__setattr__(self, name, float(value))
+            elif (name, value) != ("epsilon", None):
                 raise AuditError(f"expected a claim's {name} to be a number, got {value!r}")
         if not isinstance(self.steps, numbers.Integral):
             raise AuditError(f"expected a claim's steps to be a whole number, got {self.steps!r}")
+        object.__setattr__(self, "steps", int(self.steps))
         for name in ("noise_multiplier", "max_grad_norm"):
             # `not a <= x` instead of `x < a`, here and below, also rejects NaN.
             if not 0 <= getattr(self, name) < math.inf:

@@ -559,6 +559,15 @@ def test_a_claim_of_other_kinds_of_values_is_refused(field: str, value: Any) -> 
         LoopClaim.from_stated_claim({**loop_plain.CLAIM, field: value})
 
 
+def test_a_claim_in_numbers_of_numpy_is_accounted_and_written() -> None:
+    plain = LoopClaim.from_stated_claim(loop_plain.CLAIM)
+    given = {**loop_plain.CLAIM, "steps": np.int64(plain.steps)}
+    given |= {"sample_rate": np.float32(plain.sample_rate), "delta": np.float32(plain.delta)}
+    stated = LoopClaim.from_stated_claim(given)
+    assert stated.compute_implied_epsilon() == pytest.approx(plain.compute_implied_epsilon())
+    assert json.loads(json.dumps(vars(stated)))["steps"] == plain.steps
+
+
 def test_a_training_longer_than_its_budget_is_ended() -> None:
     with pytest.raises(AuditError, match="budget"):
         crash_test(loop_plain.plain(), minutes=1e-6)
