@@ -320,8 +320,8 @@ def _compare_paired_records(
         return "no record to pair"
     code_by_secret = dict(zip(new.ids, new.columns[documents.RECORD], strict=True))
     codes = np.array([code_by_secret[secret] for secret in ids])
-    highest = [documents.take_highest_per_record(side, codes) for side in values]
-    return compare_paired_values(*highest, find_metric(metric).unit)
+    new_records, base_records = (documents.take_highest_per_record(v, codes) for v in values)
+    return compare_paired_values(new_records, base_records, find_metric(metric).unit)
 
 
 def align_secret_values(
