@@ -99,7 +99,8 @@ register_random(TORCH)  # by a weak reference; it knows `random` and NumPy itsel
 # One thread unless asked for more, here and in whatever a test starts: workers are one a processor,
 # and beside other work threads that wait for each other take forty times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+THREADS = int(os.environ["OMP_NUM_THREADS"])
+torch.set_num_threads(THREADS)
 
 # No test cuts the power: that a file is on disk before it counts is asked by those that put another
 # fsync here.
@@ -277,6 +278,15 @@ def empty_working_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     with contextlib.chdir(tmp_path_factory.mktemp("working")):
         yield
         assert not os.listdir(), f"a test left this in the working folder: {os.listdir()}"
+
+
+@pytest.fixture(autouse=True)
+def threads_of_the_test() -> Iterator[None]:
+    """Every later test of a worker would take many times as long."""
+    yield
+    found = torch.get_num_threads()
+    torch.set_num_threads(min(found, THREADS))
+    assert found <= THREADS, f"the test left torch with {found} threads"
 
 
 # `--plugin` files live as long as the process does: what a module or a test has loaded is forgotten

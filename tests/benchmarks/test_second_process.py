@@ -36,6 +36,8 @@ _PATIENCE = 300  # seconds until a process counts as hung, on however busy a mac
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    # or `limit_torch_threads` would leave two
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(threads, "count_usable_processors", lambda: 2)
 
 
