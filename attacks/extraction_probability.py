@@ -20,6 +20,7 @@ from auditor.attacks.near_verbatim import (
     bound_near_verbatim_probability,
     choose_batch_size,
     compute_member_p_values,
+    limit_edit_distance,
 )
 from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError
@@ -146,8 +147,10 @@ class ExtractionProbability(DistributionProbe):
                 model, decoding, prefixes, suffixes, self.window_token_lengths()
             )
             if self.bracket:
-                width = (self.near_distance, self.near_beams)
-                near = bound_near_verbatim_probability(model, decoding, prefixes, suffixes, *width)
+                distance = limit_edit_distance(self.near_distance, suffixes.shape[1])
+                near = bound_near_verbatim_probability(
+                    model, decoding, prefixes, suffixes, distance, self.near_beams
+                )
                 # the suffix is near itself
                 columns["log_p_near"] = torch.maximum(near.lower.cpu(), columns["log_p"])
             observed = list[Observation]()

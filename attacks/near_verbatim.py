@@ -32,6 +32,7 @@ from auditor.statistics.extraction import (
     compute_suffix_p_values,
 )
 from auditor.statistics.intervals import measure_share
+from auditor.statistics.judging import compute_near_verbatim_limit
 from auditor.statistics.metrics import NEAR_PROBABILITY, name_upper_bound_metric
 
 _DISTRIBUTION_AT_ONCE = 2**22  # entries of the distribution of all live rows: 32 MiB of float64
@@ -61,6 +62,8 @@ class NearVerbatim(DistributionProbe):
     of those that end within the distance. The upper bound adds the probability of all partial
     samples that the search dropped. If it dropped none, the bounds are equal.
 
+    distance: the most token edits of a sample. As for near-verbatim recall, edits beyond a fifth of
+    the suffix's tokens (or one token, if that is more) do not count.
     alpha: the false-positive rate of the threshold on the lower bound. Non-members set this
     threshold, which depends on the length of the suffix.
     """
@@ -78,8 +81,9 @@ class NearVerbatim(DistributionProbe):
         model, decoding = view.target, view.decoding_in_this_setting(self.sampling())
 
         def look(batch: Sequence[Secret], prefixes: Tensor, suffixes: Tensor) -> list[Observation]:
+            distance = limit_edit_distance(self.distance, suffixes.shape[1])
             bounds = bound_near_verbatim_probability(
-                model, decoding, prefixes, suffixes, self.distance, self.beams
+                model, decoding, prefixes, suffixes, distance, self.beams
             )
             columns = torch.stack(bounds, dim=1).tolist()
             return [
@@ -147,6 +151,7 @@ class NearVerbatim(DistributionProbe):
         verbatim = np.exp(value_column(observations, "log_p"))
         return (
             "no soft prompt",
+            "edits beyond a fifth of a suffix's tokens do not count as near",
             "a beam drops partial samples that could still end within the distance: lower bounds "
             "do not count them, upper bounds count each in full",
             "near-verbatim samples at least double the probability of "
@@ -164,6 +169,14 @@ def compute_member_p_values(secrets: Sequence[Secret], log_p: Floats, alpha: flo
     return compute_suffix_p_values(
         log_p[member], lengths[member], log_p[~member], lengths[~member], alpha
     )
+
+
+def limit_edit_distance(distance: int, length: int) -> int:
+    """Return the number of edits within which a sample is near a suffix of `length` tokens.
+
+    Otherwise every sample would be near a suffix of `distance` tokens.
+    """
+    return min(distance, compute_near_verbatim_limit(length))
 
 
 def choose_batch_size(model: LanguageModel, beams: int) -> int:

@@ -364,6 +364,9 @@ class HiddenStateCache:
     def _is_input_of_head(self, states: Any, logits: Tensor) -> bool:
         if not isinstance(states, Tensor) or states.ndim != 3 or len(states) != len(logits):
             return False
+        # ELECTRA projects its states to another width before the head.
+        if getattr(self._head, "in_features", states.shape[-1]) != states.shape[-1]:
+            return False
         recomputed = self._head(states[:, -logits.shape[1] :]).float()
         return recomputed.shape == logits.shape and bool(
             (recomputed - logits).abs().max() <= _TOLERANCE * logits.abs().max()

@@ -420,13 +420,12 @@ def test_the_bracket_is_the_near_verbatim_floor_and_the_ranks_token_by_token(
 def test_the_floor_is_of_another_event_and_may_lie_above_the_ceiling(make_tiny: MakeTiny) -> None:
     """Samples near the suffix are many: that one of them comes is no part of what the ranks of the
     suffix bound."""
-    model, prefixes = make_tiny(vocab_size=6, scale=2.0), tokens(8, 4, 6)
-    known = secrets(prefixes, tokens(8, 4, 6, seed=1), members=8)
-    seen = list(
-        replace(BRACKET, temperature=1.0, top_p=1.0, near_distance=3).observe_secrets(
-            view(model), known
-        )
-    )
+    # The least likely tokens of a flat distribution: 1/rank is hardly above their probability.
+    model, contexts = make_tiny(vocab_size=6, scale=0.05), tokens(8, 4, 6)
+    for _ in range(4):
+        contexts = torch.cat([contexts, model.log_probs(contexts, 1).argmin(-1)], dim=1)
+    known = secrets(contexts[:, :4], contexts[:, 4:], members=8)
+    seen = list(replace(BRACKET, temperature=1.0, top_p=1.0).observe_secrets(view(model), known))
     floor, ceiling, exact = (
         np.array([found.values[name] * unit for found in seen])
         for name, unit in (("log_p_near", 1.0), ("rank_bits", -math.log(2)), ("log_p", 1.0))
@@ -602,6 +601,22 @@ def test_the_verbatim_path_survives_likelier_neighbours(make_tiny: MakeTiny) -> 
     near, _, verbatim = bound_near_verbatim_probability(model, ANCESTRAL, prefixes, suffixes, 5, 1)
     assert (near.exp() > verbatim.exp() * 1.01).any() and verbatim.isfinite().all()
     assert (near >= verbatim - 1e-5).all()
+
+
+def test_no_more_than_a_fifth_of_a_suffix_is_edited(neox: HuggingFaceModel) -> None:
+    """Within 5 edits of 5 tokens is every sample: a model without a secret would leak them all."""
+    known = secrets(tokens(4, 5), tokens(4, 5, seed=1), members=4)
+    (wide, narrow), bracket = (
+        (
+            list(NearVerbatim(distance=distance, beams=4).observe_secrets(view(neox), known))
+            for distance in (5, 1)
+        ),
+        list(replace(BRACKET, near_distance=5).observe_secrets(view(neox), known)),
+    )
+    assert wide == narrow and max(o.values["log_p_near"] for o in wide) < math.log(0.5)
+    assert [o.values["log_p_near"] for o in bracket] == pytest.approx(
+        [o.values["log_p_near"] for o in wide], abs=1e-4
+    )
 
 
 def test_a_secret_that_no_sample_can_come_near_is_minus_infinity(make_tiny: MakeTiny) -> None:

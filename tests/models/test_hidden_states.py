@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from transformers import ElectraConfig, ElectraForCausalLM
 
 from auditor.core.nouns import Observation, Query, Secret
 from auditor.defenses.pmixed_model import EnsembleModel
@@ -144,6 +145,16 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
                 states.log_probs(TEXTS, 3), capped(TEXTS, 3, 3).log_softmax(-1)
             )
     assert asked == [4] * 4
+
+
+def test_a_model_whose_states_do_not_fit_its_head_is_asked_each_time() -> None:
+    sizes = {"vocab_size": 61, "hidden_size": 32, "embedding_size": 16, "intermediate_size": 32}
+    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "is_decoder": True}
+    model = HuggingFaceModel(ElectraForCausalLM(ElectraConfig(**sizes, **layers)))
+    plain = model.log_probs(TEXTS, 4)
+    with model.cache_hidden_states():
+        model.read_ahead(list(map(tuple, TEXTS.tolist())), [4] * 4)
+        torch.testing.assert_close(model.log_probs(TEXTS, 4), plain)
 
 
 def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
