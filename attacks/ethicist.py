@@ -90,13 +90,16 @@ class Ethicist(SamplingAttack):
             view.require_capability("embeddings")
         if self.tune_on == "public" and view.public is None:
             raise NotApplicable("tune_on=public needs a public model: give --public MODEL")
+        if self.tune_on == "public" and not _fits_public_prompt(view):
+            raise NotApplicable(
+                f"tune_on=public needs a public model with embeddings as wide as those of "
+                f"{view.target.name}"
+            )
         if self.tune_on != "auto":
             return self.tune_on
         if view.has_capability("embeddings"):
             return "target"
-        if view.public is None or "embeddings" not in view.target.capabilities:
-            return "none"
-        return "public"
+        return "public" if _fits_public_prompt(view) else "none"
 
     def soft_prompt_name(self, view: View) -> str:
         on = self.choose_tuning_model_label(view)
@@ -110,11 +113,10 @@ class Ethicist(SamplingAttack):
         if state["tuned_on"] == "none":
             prompt = "no soft prompt"
             if self.tune_on == "auto":
-                takes = "embeddings" in view.target.capabilities
-                prompt += (
-                    ": "
-                    f"{'nothing to tune it on (give --public MODEL)' if takes else 'the target takes none'}"  # noqa: E501
-                )
+                reason = "the target takes none"
+                if "embeddings" in view.target.capabilities:
+                    reason = "no --public MODEL with embeddings as wide as the target's"
+                prompt += f": {reason}"
         else:
             losses = state["validation_loss"]
             prompt = (
@@ -345,6 +347,16 @@ class Ethicist(SamplingAttack):
             words = "candidates ranked by their exact probability under the decoding distribution"
             return words, lambda c: c.log_q.exp()
         return "candidates ranked by calibrated confidence", calibrate_confidence
+
+
+def _fits_public_prompt(view: View) -> bool:
+    """Return whether the target takes a soft prompt that is tuned on the public model."""
+    widths = set()
+    for model in (view.public, view.target):
+        if model is None or "embeddings" not in model.capabilities:
+            return False
+        widths.add(model.embedding_rows(1).shape[1])
+    return len(widths) == 1
 
 
 def compute_prompt_tuning_loss(nll: Tensor, smooth_tokens: int, alpha: float) -> Tensor:

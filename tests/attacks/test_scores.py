@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 from auditor.attacks.ethicist import (
     Ethicist,
@@ -29,6 +30,7 @@ from auditor.attacks.likelihood_ranking import (
 from auditor.core.errors import NotApplicable
 from auditor.core.nouns import Guesses, Pair, Query
 from auditor.generation.sample import SuffixCandidates
+from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.attack import rank_candidates
 from auditor.plugins.view import TEXT_ONLY, WHITE_BOX, Setting, View
 from tests.benchmarks.test_files import BYTES
@@ -257,6 +259,23 @@ def test_a_warm_up_that_outlasts_the_tuning_is_said() -> None:
         "them"
     )
     assert "warm-up" not in said(6) and "warm-up" not in said(0)
+
+
+def test_a_prompt_is_tuned_on_a_public_model_only_if_the_target_takes_it() -> None:
+    narrow, config = tiny(7), tiny(7).model.config
+    config.hidden_size *= 2
+    wide = HuggingFaceModel(AutoModelForCausalLM.from_config(config))
+    known = [Pair((i, i + 1), (i + 2, i + 3)) for i in range(4)]
+    for public, label in ((narrow, "public"), (wide, "none"), (None, "none")):
+        view = View("target", narrow, TEXT_ONLY, 0, public=public)
+        attack = Ethicist(prompt_length=2, epochs=1, samples=2)
+        state = attack.fit(view, known)
+        assert state["tuned_on"] == attack.choose_tuning_model_label(view) == label
+        list(attack.guess(view, state, [Query("s", (1, 2), 2)]))
+        if public is wide:
+            assert "no --public MODEL with embeddings as wide" in attack.notes(view, state)[0]
+            with pytest.raises(NotApplicable, match="a public model with embeddings as wide as"):
+                Ethicist(tune_on="public").check_inputs(view, known)
 
 
 def test_the_warm_up_is_the_papers_share_of_the_steps_unless_it_is_given() -> None:

@@ -175,7 +175,7 @@ def test_on_a_model_of_ones_own_it_filters_the_data(inputs: Path, tmp_path: Path
         "--attack",
         "claim-check",
     ]
-    attacks += ["--setting", "white-box"]
+    attacks += ["-A", "near-verbatim.top_p=1", "--setting", "white-box"]
     check_command(*run(inputs, tmp_path / "run", *attacks), code=2)
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     cells = {(f["target"], f["attack"], f["setting"]): f for f in result["findings"]}

@@ -9,7 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import ElectraConfig, ElectraForCausalLM
+from transformers import (
+    ElectraConfig,
+    ElectraForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+)
 
 from auditor.core.nouns import Observation, Query, Secret
 from auditor.defenses.pmixed_model import EnsembleModel
@@ -147,10 +152,17 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
     assert asked == [4] * 4
 
 
-def test_a_model_whose_states_do_not_fit_its_head_is_asked_each_time() -> None:
-    sizes = {"vocab_size": 61, "hidden_size": 32, "embedding_size": 16, "intermediate_size": 32}
-    layers = {"num_hidden_layers": 1, "num_attention_heads": 2, "is_decoder": True}
-    model = HuggingFaceModel(ElectraForCausalLM(ElectraConfig(**sizes, **layers)))
+@pytest.mark.parametrize("kind", ["electra", "llama4"])
+def test_a_model_whose_states_do_not_fit_its_head_is_asked_each_time(kind: str) -> None:
+    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    if kind == "electra":  # projects its states before the head
+        config = ElectraConfig(**sizes, embedding_size=16, intermediate_size=32, is_decoder=True)
+        made = ElectraForCausalLM(config)
+    else:  # its `base_model` is the whole model, with logits as first output
+        widths = {"intermediate_size": 32, "intermediate_size_mlp": 32, "num_local_experts": 2}
+        heads = {"num_key_value_heads": 1, "head_dim": 16}
+        made = Llama4ForCausalLM(Llama4TextConfig(**sizes, **widths, **heads))
+    model = HuggingFaceModel(made)
     plain = model.log_probs(TEXTS, 4)
     with model.cache_hidden_states():
         model.read_ahead(list(map(tuple, TEXTS.tolist())), [4] * 4)
