@@ -505,6 +505,28 @@ def _build_defense_causes_screen_entry(result: AuditResult) -> ScreenEntry:
     return ScreenEntry("WHY", tuple(items), 2, ". ")
 
 
+def _list_upper_bounds(assessment: LeakAssessment) -> list[str]:
+    """Return the highest upper limit for verbatim text, and for personal data, never extracted.
+
+    What another attack or access extracted of the same model has no such limit.
+    """
+    extracted = set()
+    for s in assessment.signals:
+        if s.measured and s.measured.value > 0:
+            extracted.add((s.target, s.kind, s.part))
+    bounds = []
+    for kind in (VERBATIM, PERSONAL):
+        zeros = []
+        for s in assessment.signals:
+            is_extracted = (s.target, s.kind, s.part) in extracted
+            if s.kind is kind and s.measured and s.measured.value == 0 and not is_extracted:
+                zeros.append((s.measured.high, s))
+        if zeros:
+            _, widest = max(zeros, key=lambda pair: pair[0])
+            bounds.append(signals.format_upper_bound(widest))
+    return bounds
+
+
 def _build_limitations_screen_entry(
     result: AuditResult, assessment: LeakAssessment, remarks: CommandRemarks, most: int
 ) -> ScreenEntry:
@@ -512,15 +534,7 @@ def _build_limitations_screen_entry(
 
     most: maximum number of lines.
     """
-    bounds = []
-    for kind in (VERBATIM, PERSONAL):
-        zeros = []
-        for s in assessment.signals:
-            if s.kind is kind and s.measured and s.measured.value == 0:
-                zeros.append((s.measured.high, s))
-        if zeros:
-            _, widest = max(zeros, key=lambda pair: pair[0])
-            bounds.append(signals.format_upper_bound(widest))
+    bounds = _list_upper_bounds(assessment)
     items = []
     if bounds:
         possible = "Still possible"

@@ -288,6 +288,22 @@ def test_a_leak_among_the_records_asked_in_time_does_not_end_the_check() -> None
         assert shown[first:-1] == expected[:steps]
 
 
+def test_what_one_attack_extracts_is_not_bounded_by_another_ones_zero() -> None:
+    """WHAT counted 1/1 telephone numbers, and LIMITS called up to 98% (0/1) still possible."""
+    found = []
+    for setting, n_hits in (("text-only", 0), ("white-box", 1)):
+        found.append(
+            replace(
+                row("perplexity", share("recall", 20 * n_hits, N), setting=setting),
+                by_kind={"phone": share("recall", n_hits, 1)},
+            )
+        )
+    assert "Still possible: verbatim up to 6.0% (0/60), telephone numbers up to" in entry(
+        lines(run_of(found[0])), "LIMITS"
+    )
+    assert "possible" not in entry(lines(run_of(*found)), "LIMITS")
+
+
 def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolved_first() -> None:
     none = row("perplexity", share("recall", 0, N), share("recall_nonmembers", 0, OTHERS))
     none = replace(
