@@ -236,7 +236,7 @@ class RecordSource:
     part_noun: what notes call a part of a row.
     form: the rendering of conversations; None if there are no conversations.
     row_tokens: number of tokens in each row; empty if not counted.
-    texts: the rows' texts, if needed again.
+    texts: every row's text, if needed again; a large table of conversations lists its sample's.
     not_attacked: usable rows without a record, keyed by reason.
     unread: statistics of the rows of a large table that were only counted.
     counts_occurrences: whether repeats are the records' occurrences in all texts.
@@ -250,7 +250,7 @@ class RecordSource:
     part_noun: str = "part"
     form: ChatRendering | None = None
     row_tokens: Mapping[int, int] = field(default_factory=dict)
-    texts: Sequence[str] = field(default=(), repr=False)
+    texts: Iterable[str] = field(default=(), repr=False)
     not_attacked: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     unread: UnreadRows | None = None
     counts_occurrences: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -43,6 +43,7 @@ from auditor.benchmarks.data.data_records import (
 )
 from auditor.benchmarks.data.large_tables import (
     LARGE,
+    LargeTableTexts,
     SamplingOrder,
     TableCounting,
     is_large_text_table,
@@ -301,7 +302,11 @@ def _build_record_source(
     notes = [*table.list_unread_notes(), f"{table.label}: {rule}"]
     for why, count in counts.remarks.items():
         notes.append(f"{table.label}: {why} ({format_count(count, row_noun)})")
-    texts = counts.texts if flag == "--data" else ()
+    texts: Iterable[str] = ()
+    if flag == "--data":
+        texts = counts.texts
+        if table.unread is not None and form is None:
+            texts = LargeTableTexts(table.label, Path(reader.plan.data or ""), table.layout)
     source = RecordSource(
         *(table.label, records, tuple(unusable), tuple(notes)),
         *(part_noun, form, counts.row_tokens, texts),

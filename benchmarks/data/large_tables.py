@@ -101,6 +101,27 @@ def stream_batches(
         yield dict.fromkeys(chain.from_iterable(rows)), values
 
 
+@dataclass(frozen=True)
+class LargeTableTexts:
+    """Iterate over the texts of all rows of a file, reading it again each time.
+
+    label: how error messages start; layout: the columns of the records, as of `DataTable`.
+    """
+
+    label: str
+    path: Path
+    layout: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[str]:
+        for block in split_into_blocks(self.path):
+            for _, batch in stream_batches(self.label, self.path, block, self.layout):
+                n = len(batch[self.layout[0]])
+                table = DataTable(
+                    *(self.label, self.layout, n, batch.__getitem__), given_layout=self.layout
+                )
+                yield from table.list_texts(may_be_null=True)
+
+
 def stream_objects(
     where: str, path: Path, block: TableBlock | None = None
 ) -> Iterator[dict[str, Any]]:

@@ -77,7 +77,11 @@ def drop_member_copies(
             "were not trained on"
         )
     records = nonmembers.table[np.array(is_usable, np.bool_)]
-    return replace(nonmembers, records=records, unusable=tuple(unusable))
+    notes = nonmembers.notes
+    if has_answers and members.unread is not None:
+        sample = f"answers and conversations of {members.label} are compared with in the sample"
+        notes = (*notes, f"{nonmembers.label}: {sample} only, equal rows in all of it")
+    return replace(nonmembers, records=records, unusable=tuple(unusable), notes=notes)
 
 
 def _list_own_answers(members: Sequence[DataRecord]) -> set[str]:

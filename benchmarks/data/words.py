@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import regex
 from ahocorasick_rs import AhoCorasick
@@ -93,13 +93,13 @@ _STRINGS_AT_ONCE = 2**18  # strings searched for in one pass: an automaton takes
 
 
 def count_text_occurrences(
-    strings: Mapping[str, bool], texts: Collection[str], normalise: Callable[[str], str] = str
+    strings: Mapping[str, bool], texts: Iterable[str], normalise: Callable[[str], str] = str
 ) -> dict[str, int]:
     """Count the occurrences of each string in the texts, including overlapping occurrences.
 
     strings: the strings to count, as keys. If the value is True, occurrences that end inside a word
         do not count; for example, `code 12` then does not occur in `code 123`.
-    texts: the texts, which are read once for every `_STRINGS_AT_ONCE` strings.
+    texts: the texts, not an iterator: they are read once for every `_STRINGS_AT_ONCE` strings.
     normalise: function that is applied to each text before the search.
 
     Raise ValueError if a string is empty.

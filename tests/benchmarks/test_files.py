@@ -1263,6 +1263,21 @@ def test_a_large_table_is_counted_whole_and_tokenised_in_part(
     assert again.secrets == read.secrets
 
 
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".parquet"])
+def test_non_members_that_quote_unread_rows_of_a_large_table_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    """Only quotations of the 12 tokenised rows were."""
+    quotations = [{"text": line.upper()} for line in LINES[:30:2]]
+    fresh = [{"text": line} for line in LINES[30:35]]
+    others = write(tmp_path / "others.jsonl", [*quotations, *fresh])
+    rows = [{"text": line} for line in LINES[:30]]
+    read = read_large(tmp_path / f"d{ending}", monkeypatch, rows, nonmembers=str(others))
+    counts = read.record_counts["nonmembers"]
+    assert sum(counts.left_out.values()) == 15 and counts.audited == 3
+    assert "a sample of 12 of the 30" in " ".join(read.notes)
+
+
 def ask_and_answer(i: int, **turn: Any) -> list[dict[str, Any]]:
     return [
         {"role": "user", "content": f"What is the code of door {i}?"},
