@@ -54,11 +54,16 @@ def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str
 def format_strata(finding: Finding) -> str:
     """Return extracted counts by copies, most copies first: `16 copies: 14 of 14; 1 copy: 0 of 27`.
 
-    If only a sample was attacked, add the population: `0 of 27 asked, of 121`. Return "" if copies
-    were not counted.
+    If only a sample was attacked, add the population: `0 of 27 asked, of 121`. More than two strata
+    without an attacked record are counted together, at the end. Return "" if copies were not
+    counted.
     """
     parts = []
+    unasked = [stratum for stratum in finding.strata if not stratum.extracted.n]
+    merged = unasked if len(unasked) > 2 else []
     for stratum in finding.strata:
+        if stratum in merged:
+            continue
         if stratum.copies is None:
             copies = "copies not known"
         else:
@@ -71,6 +76,8 @@ def format_strata(finding: Finding) -> str:
         if m.n != stratum.population:
             rest = f" asked, of {stratum.population:,}"
         parts.append(f"{copies}: {m.hits:,} of {m.n:,}{rest}")
+    if merged:
+        parts.append(f"other numbers of copies: none of {_count_population(merged):,} asked")
     return "; ".join(parts)
 
 

@@ -140,6 +140,18 @@ def test_no_group_is_named_if_none_is_worse_than_all(result: AuditResult) -> Non
     assert find_worst_group(replace(row, by_group=apart)) == ("wanted", apart["wanted"])
 
 
+def test_many_strata_that_were_not_asked_are_counted_together(result: AuditResult) -> None:
+    """Ten of them pushed the share of all records off the screen."""
+    row = verbatim_row(copied(result, 3, 12, 123, 29))
+    unasked = [Stratum(copies, 100 * copies, share("recall", 0, 0)) for copies in (4, 3, 2)]
+    first, last = row.strata
+    merged = coverage.format_strata(replace(row, strata=(first, *unasked, last)))
+    others = "other numbers of copies: none of 900 asked"
+    assert merged == f"16 copies: 3 of 12; 1 copy: 0 of 29 asked, of 123; {others}"
+    apart = coverage.format_strata(replace(row, strata=(first, *unasked[1:])))
+    assert apart == "16 copies: 3 of 12; 3 copies: none of 300 asked; 2 copies: none of 200 asked"
+
+
 def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult) -> None:
     whole = measure_weighted_share(verbatim_row(copied(result, 3, 12, single=123, asked=0)))
     assert whole is not None and whole.n == 135
