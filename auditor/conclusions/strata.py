@@ -6,6 +6,8 @@ A stratum holds the records with the same number of copies in the training data.
 from __future__ import annotations
 
 from auditor.core.result import Finding, Measurement, Stratum
+from auditor.statistics.bootstrap import CONFIDENCE
+from auditor.statistics.intervals import clopper_pearson
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.strata import StratumCount, estimate_population_share
 
@@ -56,15 +58,18 @@ def find_worst_stratum(finding: Finding) -> Stratum | None:
 def find_worst_group(finding: Finding) -> tuple[str, Measurement] | None:
     """Return the name and extracted share of the group whose share has the highest lower bound.
 
-    Return None if no group's interval lies entirely above the share of all records.
+    Return None if no group's bound is above the share of all records. The bounds share the level
+    (Bonferroni): of 20 equal groups, one seems to leak most in a third of the runs otherwise.
     """
     shares = finding.by_group
     n_all = 0
     n_hits = 0
-    for m in shares.values():
+    bounds = {}
+    for group, m in shares.items():
         n_all += m.n
         n_hits += m.hits
-    name = max(shares, key=lambda group: (shares[group].low, shares[group].value), default="")
-    if not n_hits or shares[name].low <= n_hits / n_all:
+        bounds[group] = clopper_pearson(m.hits, m.n, 1 - (1 - CONFIDENCE) / len(shares))[0]
+    name = max(shares, key=lambda group: (bounds[group], shares[group].value), default="")
+    if not n_hits or bounds[name] <= n_hits / n_all:
         return None
     return name, shares[name]

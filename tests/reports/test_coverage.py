@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import binom
 
 from auditor.conclusions.leak_readings import VERBATIM
 from auditor.conclusions.signals import NOT_SHOWN, SHOWN, assess_leak_signals
@@ -150,6 +151,17 @@ def test_many_strata_that_were_not_asked_are_counted_together(result: AuditResul
     assert merged == f"16 copies: 3 of 12; 1 copy: 0 of 29 asked, of 123; {others}"
     apart = coverage.format_strata(replace(row, strata=(first, *unasked[1:])))
     assert apart == "16 copies: 3 of 12; 3 copies: none of 300 asked; 2 copies: none of 200 asked"
+
+
+def test_the_highest_of_many_equal_groups_is_seldom_named(result: AuditResult) -> None:
+    """Of 20 groups of 300, each at its own level, one was in a third of the runs."""
+    row, rng, n_runs = verbatim_row(copied(result, 3, 12, 40, 40)), np.random.default_rng(0), 200
+    n_named = 0
+    for _ in range(n_runs):
+        hits = rng.binomial(300, 0.2, 20).tolist()
+        groups = {f"g{i}": share("recall", count, 300) for i, count in enumerate(hits)}
+        n_named += find_worst_group(replace(row, by_group=groups)) is not None
+    assert n_named <= binom.isf(1e-3, n_runs, 0.025)
 
 
 def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult) -> None:
