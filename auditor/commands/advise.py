@@ -50,7 +50,12 @@ def advise(folder: Path, *, at_most: str | None = None) -> None:
 def _describe_last_checkpoint(folder: Path, at_most: str | None) -> str:
     from auditor.studies import checkpoints, sweep
 
-    name, _, limit = (at_most or "").partition("=")
+    if at_most is None:
+        raise AuditError(
+            f"{folder}: a folder of runs, not a run; {folder}/* names them (--max NAME=LIMIT is "
+            "for a line of checkpoints)"
+        )
+    name, _, limit = at_most.partition("=")
     try:
         most = float(limit)
     except ValueError:

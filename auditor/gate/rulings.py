@@ -89,6 +89,11 @@ class Decision:
     inconclusive: Treatment = "report"
     about: str = ""
 
+    def __str__(self) -> str:
+        """Return a line for each ruling, and the headline."""
+        rulings = (f"{r.verdict:12}  {r.cell_title}: {r.reason}" for r in self.rulings)
+        return "\n".join((*rulings, self.headline))
+
     def resolve_verdict(self, ruling: Ruling) -> Verdict:
         """Return the verdict of one ruling under the policy's treatment of inconclusive rulings.
 

@@ -17,6 +17,9 @@ import numpy as np
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.commands.advise import advise
+from auditor.core.errors import AuditError
+from auditor.studies.sweep import SWEEP
 
 Said = pytest.CaptureFixture[str]
 # stages and machine: what any command says before it refuses
@@ -538,3 +541,10 @@ WRITES: dict[str, list[str]] = {
 @pytest.mark.parametrize("what", WRITES)
 def test_places_where_nothing_can_be_written(what: str, place: str, refuses: Any) -> None:
     refuses(*(argument.replace("{p}", place) for argument in WRITES[what]))
+
+
+def test_advice_on_a_grid_names_its_runs(tmp_path: Path) -> None:
+    """It asked for --max, "for a line of checkpoints", of any folder of runs."""
+    (tmp_path / SWEEP).write_text("{}")
+    with pytest.raises(AuditError, match=r"a folder of runs, not a run; .*/\* names them \(--max"):
+        advise(tmp_path)

@@ -709,3 +709,11 @@ def test_a_run_that_stopped_before_another_is_compared_on_what_both_asked(
         assert len(list(comparability._list_secret_obstacles(*runs, row))) == (
             told if anytime else 1
         )
+
+
+def test_a_decision_is_told_line_by_line() -> None:
+    """`assert decision.exit_code == 0, str(decision)` hid the reasons in a long repr."""
+    decision = apply_gate_policy(run(hits(200, range(20))), Policy((Rule("recall", 0.01),)))
+    first, last = str(decision).splitlines()
+    assert first.startswith("failed        undefended, white-box, attack a: recall 0.1 between ")
+    assert last == "gate failed: 1 failed"
