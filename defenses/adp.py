@@ -17,7 +17,7 @@ from auditor.core.nouns import Tokens
 from auditor.defenses.private_training import PrivateTraining
 from auditor.defenses.private_training_controls import NoNoise
 from auditor.plugins.trainer import TrainingJob
-from auditor.privacy.gaussian import compute_quick_rdp_epsilon, compute_tightest_epsilon
+from auditor.privacy.gaussian import compute_tightest_epsilon
 from auditor.privacy.promises import NOMINAL, PrivacyRecord
 from auditor.training.poisson import MechanismTerms, UnitTreatment
 from auditor.training.rarity import (
@@ -76,19 +76,18 @@ class Adp(PrivateTraining):
             return dp_sgd_record
         gammas = np.array(trained.noise_scales)
         sampling = (terms.rate, trained.steps, terms.delta)
-        mean_sigma = float(gammas.mean()) * terms.sigma
-        least_sigma = float(gammas.min()) * terms.sigma
-        mean_epsilon = least_epsilon = math.inf
-        if mean_sigma:
-            mean_epsilon = compute_tightest_epsilon(mean_sigma, *sampling)[0]
-        if least_sigma:
-            least_epsilon = compute_quick_rdp_epsilon(least_sigma, *sampling)
+
+        def compute_epsilon(scale: float) -> float:
+            if not scale:
+                return math.inf
+            return compute_tightest_epsilon(scale * terms.sigma, *sampling)[0]
+
         # None is a bound: the noise itself reveals a scale that depends on the batch
         # (Wu et al. 2022, Eq. 5).
         nominal = {
-            "if the noise were not scaled": compute_tightest_epsilon(terms.sigma, *sampling)[0],
-            NOMINAL: mean_epsilon,
-            "if its scale were constant, the least": least_epsilon,
+            "if the noise were not scaled": compute_epsilon(1.0),
+            NOMINAL: compute_epsilon(float(gammas.mean())),
+            "if its scale were constant, the least": compute_epsilon(float(gammas.min())),
         }
         return replace(
             dp_sgd_record,

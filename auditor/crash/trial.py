@@ -24,7 +24,13 @@ from auditor.crash.checks_of_company import measure_reach_share
 from auditor.crash.checks_of_noise import whiten_unequal_noise
 from auditor.crash.claim import LoopClaim
 from auditor.crash.verdicts import BROKEN, NO_FAULT, UNKNOWN, LoopCheck, WatchedTrainings
-from auditor.crash.watch import ObservedStep, Train, TrainingTrace, run_watched_training
+from auditor.crash.watch import (
+    ObservedStep,
+    Train,
+    TrainingTrace,
+    require_read_records,
+    run_watched_training,
+)
 from auditor.statistics.audit_power import estimate_median_epsilon
 from auditor.statistics.audited import LEVEL, audit_epsilon_bounds
 
@@ -173,6 +179,7 @@ def crash_test(
     own_seed = derive_training_seed(seed, 0)
     watch: Watch = partial(run_watched_training, train, until=until)
     first, returned = watch(own_seed)
+    require_read_records(first)
     if len(first.steps) < 2:
         raise AuditError(
             "expected a training of at least 2 steps, because what it reads before the first may "

@@ -580,9 +580,8 @@ def run_watched_training(
     specimen: the model and records to use instead of those that `training` selects.
     empty_draws: whether to use `empty_draws_context`.
 
-    Raise AuditError if the training reads none of its records, takes no observed step, returns a
-    different model, or exceeds its time limit `until`. End all processes that the training left
-    running.
+    Raise AuditError if the training takes no observed step, returns a different model, or exceeds
+    its time limit `until`. End all processes that the training left running.
     """
     specimen = specimen or training_specimen.build_training_specimen(training)
     model = specimen.build_crash_test_model()
@@ -603,9 +602,8 @@ def run_watched_training(
         returned = train(model, inputs)
     watch.decompose_taken_steps()
     watch.find_final_step()
-    # The first steps of a training may be of empty batches.
-    if most is None or not watch.trace.steps:
-        _require_read_records(watch.trace)
+    if not watch.trace.steps:
+        require_read_records(watch.trace)
     _require_given_model(model, returned)
     return watch.trace, returned
 
@@ -616,7 +614,11 @@ def _seed_all_generators(seed: int) -> None:
     random.seed(seed)
 
 
-def _require_read_records(trace: TrainingTrace) -> None:
+def require_read_records(trace: TrainingTrace) -> None:
+    """Raise AuditError if no step of the training read one of its records.
+
+    Of an honest training, all batches may be empty, but not of every seed.
+    """
     if not any(step.records for step in trace.steps):
         observed = (
             f"{len(trace.steps)} steps of an optimizer, none of them after our model had read one "

@@ -311,6 +311,22 @@ def test_a_first_step_on_an_empty_batch_is_a_step() -> None:
     assert [step.records for step in first.steps] == [()] and first.steps[0].scale > 0
 
 
+def test_a_later_training_whose_batches_are_all_empty_is_no_fault() -> None:
+    """At a rate of 1%, ten steps read none of 48 records in one training of 120."""
+    n_trainings = 0
+
+    def train(model: Any, records: Any) -> Any:
+        nonlocal n_trainings
+        n_trainings += 1
+        first = n_trainings == 1
+        batches = loop_plain.plain(steps=2, drawn=lambda self, step, n: [step] * first)
+        return batches(model, records)
+
+    assert run_watched_training(train, 1, 12, math.inf)[0].measured_steps
+    empty = run_watched_training(train, 1, 12, math.inf)[0]
+    assert [step.records for step in empty.steps] == [(), ()]
+
+
 def test_one_query_gives_the_gradients_of_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if a training unfreezes a tensor: its steps before and after are queried apart."""
     query, counts = SpecimenRecordGradients.record_gradients_at_weights, list[int]()

@@ -608,6 +608,15 @@ def test_adp_promises_nothing_and_says_why(inputs: Path, tmp_path: Path, optimiz
     )
 
 
+def test_a_scale_that_never_changes_has_the_epsilon_of_none(inputs: Path, tmp_path: Path) -> None:
+    """All records are alike, so gamma is 1 in every step."""
+    (tmp_path / "alike.jsonl").write_text((json.dumps({"text": "The same."}) + "\n") * 8)
+    request = make_request(inputs, tmp_path / "out", "adp", data=str(tmp_path / "alike.jsonl"))
+    training.train_model_into_folder(request, silent)
+    flat, mean, least = promised(tmp_path / "out").nominal.values()
+    assert flat == mean == least
+
+
 def test_the_sound_variant_promises_what_dp_sgd_does(inputs: Path, tmp_path: Path) -> None:
     for method in ("dp-sgd", "adp-sound"):
         training.train_model_into_folder(make_request(inputs, tmp_path / method, method), silent)
