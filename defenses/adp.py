@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from auditor.core.arrays import Ints
 from auditor.core.nouns import Tokens
 from auditor.defenses.private_training import PrivateTraining
 from auditor.defenses.private_training_controls import NoNoise
@@ -56,8 +57,13 @@ class Adp(PrivateTraining):
         rho = scale_perplexities_within_data(log_perplexities, self.normalise)
         # Gradient canaries are numbered after the records, and count as entirely private.
         privacy_by_unit = np.concatenate([rho, np.ones(self.gradient_canaries)])
+
+        def compute_batch_scale(units: Ints) -> float:
+            # An empty batch has no mean: all of the noise.
+            return float(privacy_by_unit[units].mean()) if len(units) else 1.0
+
         return UnitTreatment(
-            noise_scale=lambda units: float(privacy_by_unit[units].mean()),
+            noise_scale=compute_batch_scale,
             details=(
                 ("privacy_probability_mean", float(rho.mean())),
                 ("judged_private", float((rho > 0.5).mean())),

@@ -194,7 +194,7 @@ def fit_privately(
         pad: id of the padding token.
         shares: for each example, the fraction of the clipping norm to which its gradient is
             clipped, in (0, 1].
-        noise_scale: maps the units of a batch to the factor on its noise.
+        noise_scale: maps the units of a batch, which may be none, to the factor on its noise.
         canaries: extra units, numbered after the examples. They are sampled like examples, but
             those that a coin excluded add nothing to a batch.
         progress: callback(steps done, loss).
@@ -222,9 +222,7 @@ def fit_privately(
         batches = _ClippedBatches(
             wrapped, examples, pad, unit_shares, _make_dp_optimizer(parameters, recipe), watch
         )
-        training = _PrivateTraining(
-            batches, parameters, sampler, recipe, _handle_empty_batches(noise_scale), trained
-        )
+        training = _PrivateTraining(batches, parameters, sampler, recipe, noise_scale, trained)
         if checkpoint is not None:
             training.resume(checkpoint)
         while trained.steps < recipe.steps:
@@ -235,17 +233,6 @@ def fit_privately(
             progress(trained.steps, loss)
     trained.moved = _digest_parameters(parameters) != initial_digest
     return trained
-
-
-def _handle_empty_batches(noise_scale: NoiseScale | None) -> NoiseScale | None:
-    """Extend a noise scale to empty batches, for which it is 1.
-
-    ADP's scale is a mean over the batch, which an empty batch does not have. If `noise_scale` is
-    None, return None.
-    """
-    if noise_scale is None:
-        return None
-    return lambda units: noise_scale(units) if len(units) else 1.0
 
 
 def _check_sampler(sampler: Any, n_examples: int, n_canaries: int) -> None:

@@ -570,6 +570,7 @@ def test_gamma_is_the_mean_probability_of_the_batch() -> None:
     rho = scale_perplexities_within_data(compute_log_perplexities(job.public, EXAMPLES), "rank")
     treatment = Adp(normalise="rank").choose_unit_treatment(job, EXAMPLES)
     assert treatment.shares is None and treatment.noise_scale is not None
+    assert treatment.noise_scale(np.array([], dtype=int)) == 1.0
     for units in ([0], [1, 4], [0, 2, 3, 5]):
         assert treatment.noise_scale(np.array(units)) == pytest.approx(
             sum(rho[i] for i in units) / len(units)

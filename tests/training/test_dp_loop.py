@@ -351,11 +351,11 @@ def test_steps_are_those_of_a_naive_twin(ghost: bool, physical_batch: int) -> No
     model, twin = neox_untied().train(), neox_untied().train()
     trained = fit_privately(model, EXAMPLES, sampler, how, pad=0, shares=shares, noise_scale=scale)
     for step, units in enumerate(batches):
-        naive_step(twin, units, shares, scale(units) if units else 1.0, how, "k", step)
+        naive_step(twin, units, shares, scale(units), how, "k", step)
     for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)
     assert trained.steps == 4 and trained.moved
-    assert trained.noise_scales == [scale(units) if units else 1.0 for units in batches]
+    assert trained.noise_scales == [scale(units) for units in batches]
 
 
 @pytest.mark.parametrize("ghost", [False, True])
