@@ -28,7 +28,12 @@ from auditor.statistics.bounds import (
     count_discordant_pairs,
     make_measurement,
 )
-from auditor.statistics.roc import Sides, compute_conformal_threshold, count_allowed_false_positives
+from auditor.statistics.roc import (
+    Sides,
+    bound_distance_change,
+    compute_conformal_threshold,
+    count_allowed_false_positives,
+)
 
 # the level for a pair of thirty points is 0.09%: about seven resamples are beyond it
 RESAMPLES = 8000
@@ -60,25 +65,38 @@ class ModelLeakage:
 
     @property
     def value(self) -> float:
-        return float(self.parts.mean())
+        mean = float(self.parts.mean())
+        return max(mean, 1 - mean) if self.n_others else mean
 
     def leakage_measurement(self, name: str, unit: str) -> Measurement:
         """Return the leakage with its 95% interval; the lower end is at least 0."""
-        measurement = make_measurement(
-            name, _build_floored_bootstrap(self.value, self.draws, self.n_others, self.parts), unit
-        )
+        sides = (self.draws, self.parts)
+        if self.n_others and self.parts.mean() < 0.5:  # which distinguishes members as well
+            sides = (1 - self.draws, 1 - self.parts)
+        number = _build_floored_bootstrap(self.value, sides[0], self.n_others, sides[1])
+        measurement = make_measurement(name, number, unit)
         return replace(measurement, low=max(0.0, measurement.low))
 
 
 def compare_paired_leakage(first: ModelLeakage, second: ModelLeakage) -> BoundedNumber:
     """Return the first leakage minus the second, paired by secret."""
-    return _build_floored_bootstrap(
-        first.value - second.value,
+    difference = _build_floored_bootstrap(
+        float(first.parts.mean() - second.parts.mean()),
         first.draws - second.draws,
         first.n_others,
         first.parts,
         second.parts,
     )
+    if first.n_others is None:
+        return difference
+    mirror = _build_floored_bootstrap(
+        float(first.parts.mean() + second.parts.mean()) - 1,
+        first.draws + second.draws - 1,
+        first.n_others,
+        first.parts,
+        second.parts,
+    )
+    return bound_distance_change(first.value - second.value, difference, mirror)
 
 
 def _build_floored_bootstrap(
@@ -132,8 +150,9 @@ def estimate_tpr_leakages(scores: Points, rate: float) -> list[ModelLeakage]:
 def estimate_auc_leakages(scores: Points) -> list[ModelLeakage]:
     """Return each model's leakage: the AUC of members against non-members, averaged over seeds.
 
-    scores: as in `estimate_tpr_leakages`. All resamples of a seed use the seed's direction, because
-    a direction chosen per resample would give AUCs above 1/2 even at chance.
+    scores: as in `estimate_tpr_leakages`. The leakage is the larger of the AUC and 1 - AUC. Its
+    draws and parts are those of the AUC, because a direction chosen by scores would give AUCs above
+    1/2 even at chance.
     """
     # A resampled AUC is (counts of members) x (matrix of which member is ahead of which non-member)
     # x (counts of non-members), over the number of pairs.
@@ -186,7 +205,7 @@ def _draw_paired_resample_blocks(scores: Points) -> Iterator[tuple[Draws, ...]]:
 def _compare_all_pairs(members: Floats, others: Floats) -> Floats:
     """Return a (members, non-members) matrix: 1 if the member scores higher, 1/2 if tied, or 0."""
     ahead: Floats = (members[:, None] > others) + 0.5 * (members[:, None] == others)
-    return ahead if ahead.mean() >= 0.5 else 1 - ahead
+    return ahead
 
 
 def _mark_members_above_fpr_threshold(rate: float, scores: Sides) -> Bools:

@@ -177,17 +177,31 @@ def _bound_placement_mean(sides: Sequence[Floats]) -> BoundedNumber:
 def bound_auc_distance_change(new: Sides, base: Sides) -> BoundedNumber:
     """Return by how much max(AUC, 1 - AUC) is higher in `new` than in `base`.
 
-    The scores themselves cannot choose the direction: a baseline at chance would seem to leak, and
-    an error that both runs share would mirror both AUCs. In the true direction of `new`, the change
-    is at most the difference from either direction of `base`. So the upper bound is the smaller of
-    two, which share the level, and the larger one over the directions of `new`. The lower bound is
-    the same for the reversed change.
-
     new, base: placements of members and of non-members, of the same records.
     """
     sides = list(zip(new, base, strict=True))
     difference = _bound_placement_mean([after - before for after, before in sides])
     mirror = _bound_placement_mean([after + before - 1 for after, before in sides])
+    value = abs(float(new[0].mean()) - 0.5) - abs(float(base[0].mean()) - 0.5)
+    return bound_distance_change(value, difference, mirror)
+
+
+def bound_distance_change(
+    value: float, difference: BoundedNumber, mirror: BoundedNumber
+) -> BoundedNumber:
+    """Bound by how much max(AUC, 1 - AUC) is higher for one AUC than for another.
+
+    The scores themselves cannot choose the direction: a baseline at chance would seem to leak, and
+    an error of both AUCs would mirror both. In the true direction of the first AUC, the change is
+    at most the difference from either direction of the second. So the upper bound is the smaller of
+    two, which share the level, and the larger one over the directions of the first. The lower bound
+    is the same for the reversed change.
+
+    Args:
+        value: the change.
+        difference: the first AUC minus the second.
+        mirror: the first AUC minus (1 - the second).
+    """
 
     def low(level: float) -> float:
         share = level * _OF_SAME
@@ -205,7 +219,6 @@ def bound_auc_distance_change(new: Sides, base: Sides) -> BoundedNumber:
             min(-difference.low(share), -mirror.low(remainder)),
         )
 
-    value = abs(float(new[0].mean()) - 0.5) - abs(float(base[0].mean()) - 0.5)
     return BoundedNumber(value, difference.n, low, high)
 
 

@@ -160,7 +160,11 @@ def test_aucs_are_those_of_every_single_resample_in_one_direction() -> None:
     assert first.draws[:100] == pytest.approx(slow) and first.value == pytest.approx(
         auc(own, others)
     )
-    assert turned.draws == pytest.approx(first.draws) and turned.value == pytest.approx(first.value)
+    assert 1 - turned.draws == pytest.approx(first.draws)
+    measured, mirrored = (leak.leakage_measurement("auc", "AUC") for leak in (first, turned))
+    assert (mirrored.value, mirrored.low, mirrored.high) == pytest.approx(
+        (measured.value, measured.low, measured.high)
+    )
     chance = frontier.estimate_auc_leakages([[(rng.normal(size=30), rng.normal(size=50))]])[
         0
     ].leakage_measurement("membership_auc", "AUC")
@@ -291,3 +295,20 @@ def test_few_non_members_leave_a_perfect_auc_uncertain() -> None:
     assert measured.value == 1 and measured.low < 0.97
     difference = frontier.compare_paired_leakage(leakage, leakage)
     assert difference.low(0.05) < -0.03 and difference.high(0.05) > 0.03
+
+
+def test_an_error_that_two_models_share_does_not_say_which_leaks_less() -> None:
+    """Of two AUCs below one half by chance, the higher one seemed to leak significantly less."""
+    rng = np.random.default_rng(3)
+    members, others = rng.normal(-0.2, 1, 150), rng.normal(0, 1, 150)
+    lower, higher = frontier.estimate_auc_leakages(
+        [[(members, others)], [(members + 0.15, others)]]
+    )
+    assert lower.parts.mean() < higher.parts.mean() < 0.5 and lower.value > higher.value
+    difference = frontier.compare_paired_leakage(lower, higher)
+    assert difference.value > 0 > difference.low(0.0125)
+    assert frontier.select_possibly_least_leaking(2, lambda i, j: difference) == [True, True]
+    apart = frontier.compare_paired_leakage(
+        *frontier.estimate_auc_leakages([[(members - 2, others)], [(members + 0.15, others)]])
+    )
+    assert apart.low(0.0125) > 0  # far from chance, the direction is known
