@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_files
 
 from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.core.plan_fields import AUTO
@@ -26,7 +27,10 @@ from auditor.models.weights import FORMATS, read_weights, resolve_dtype_option
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "vocab.json", "vocab.txt"),
+    *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model"),
+)
 _ADAPTER = "adapter_config.json"
 
 
@@ -209,16 +213,20 @@ def load_tokenizer_if_present(name: str, options: LoadingOptions) -> PreTrainedT
     """Load the tokenizer saved with the weights, or return None if there is none.
 
     A benchmark of token ids needs no tokenizer. `name` is the model's folder or hub id. Raise
-    AuditError if a folder has a tokenizer that cannot be read.
+    AuditError if there is a tokenizer that cannot be read.
     """
-    folder = Path(name)
-    if folder.is_dir():
-        # transformers invents an empty tokenizer for a folder without one.
-        if not any((folder / file).is_file() for file in _TOKENIZER_FILES):
-            return None
-        with wrap_library_errors(f"cannot load the tokenizer in {name!r}"):
-            return AutoTokenizer.from_pretrained(name, **options.from_pretrained_arguments)
     try:
-        return AutoTokenizer.from_pretrained(name, **options.from_pretrained_arguments)
-    except (OSError, ValueError, KeyError):
+        files = cached_files(
+            name,
+            list(_TOKENIZER_FILES),
+            revision=options.revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+            _raise_exceptions_for_gated_repo=False,
+        )
+    except OSError:  # no such repository
+        files = None
+    if not files:  # transformers would invent an empty tokenizer
         return None
+    with wrap_library_errors(f"cannot load the tokenizer in {name!r}"):
+        return AutoTokenizer.from_pretrained(name, **options.from_pretrained_arguments)

@@ -600,6 +600,22 @@ def test_a_tokenizer_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path) -
         load_causal_lm(str(tmp_path))
 
 
+def test_a_tokenizer_on_the_hub_is_none_only_if_there_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers invents an empty tokenizer, and a broken one is not a missing one."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    repository = tmp_path / "models--some--model"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("c0ffee")
+    llama().save_pretrained(repository / "snapshots" / "c0ffee")
+    assert load_causal_lm("some/model").tokenizer is None
+    (repository / "snapshots" / "c0ffee" / "tokenizer.json").write_text("{")
+    with refuses("cannot load the tokenizer in 'some/model'"):
+        load_causal_lm("some/model")
+
+
 @pytest.mark.parametrize("name", ["safetensors", "short", "pickle", "type", "zero", "list"])
 def test_whatever_a_library_raises_is_one_sentence(tmp_path: Path, name: str) -> None:
     llama().save_pretrained(tmp_path)
