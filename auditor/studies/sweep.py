@@ -32,6 +32,7 @@ from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.site import Site
 from auditor.runs.sweep_cache import SweepCache
+from auditor.statistics import documents
 from auditor.statistics.metrics import COLUMNS, RECALL, find_metric
 from auditor.studies.ledger import (
     StudyPoint,
@@ -45,6 +46,10 @@ DIFFERENCE = "recall_difference"
 _NOTE = (
     "Means over seeds; 95% intervals over secrets (for perplexities, held-out texts); "
     "differences are paired over secrets and seeds."
+)
+_PARTS = (
+    " Secrets are parts of records, taken as independent: the intervals are too narrow. Each run "
+    "counts its records."
 )
 
 
@@ -362,10 +367,19 @@ def build_sweep_table(
         title,
         ("point", *["row"] * several, "attack", *(heads[i] for i in filled), "seeds"),
         terminal_rows,
-        note or _NOTE,
+        note or _NOTE + _PARTS * _are_parts(points),
         ("variant", *keys, "target", "setting", "attack", "seeds", "n", *bounds, "failure"),
         machine_rows,
     )
+
+
+def _are_parts(points: Sequence[StudyPoint]) -> bool:
+    """Return whether an attacked record of any point has several secrets."""
+    for point in points:
+        for cell in point.cells:
+            if any(documents.RECALL in measured for measured in cell.measured.values()):
+                return True
+    return False
 
 
 def _sweep_table_metric_headings(points: Sequence[StudyPoint]) -> dict[str, str]:

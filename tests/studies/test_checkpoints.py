@@ -9,6 +9,7 @@ from auditor.conclusions.replicates import Replicates
 from auditor.core.result import Measurement
 from auditor.studies.checkpoints import describe_last_checkpoint
 from auditor.studies.ledger import StudyPoint
+from auditor.studies.sweep import build_sweep_table
 
 METRIC = "exposure"
 
@@ -24,3 +25,12 @@ def test_an_unknown_bound_is_no_bound_whatever_the_order_of_the_attacks() -> Non
         point = StudyPoint("", {"model": "out/checkpoint-5"}, ("a", "b"), cells)
         text = describe_last_checkpoint([point], METRIC, 3.0)
         assert text.startswith("no checkpoint is below 3")
+
+
+def test_a_grid_over_parts_of_records_says_that_its_intervals_are_too_narrow() -> None:
+    """Its recall of parts stood next to the records of each run's screen, without a word."""
+    for name, is_told in (("document_recall", True), ("exposure", False)):
+        measured = {0: {name: Measurement(name, 0.5, 0.1, 0.9, 6)}}
+        cells = (Replicates("undefended", "white-box", "a", measured=measured),)
+        table = build_sweep_table("grid", [StudyPoint("", {}, ("a",), cells)])
+        assert ("parts of records, taken as independent" in table.note) == is_told
