@@ -377,8 +377,9 @@ def _are_parts(points: Sequence[StudyPoint]) -> bool:
     """Return whether an attacked record of any point has several secrets."""
     for point in points:
         for cell in point.cells:
-            if any(documents.RECALL in measured for measured in cell.measured.values()):
-                return True
+            for measured in cell.measured.values():
+                if documents.RECALL in measured:
+                    return True
     return False
 
 

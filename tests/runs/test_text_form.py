@@ -321,7 +321,7 @@ def test_a_run_says_its_form_keeps_it_and_is_compared_with_none_of_another(
     ]
     capsys.readouterr()
     assert world.run("second", "--template", "none", "--baseline", str(tmp_path / "first")) == 2
-    assert "text form (--template, --date) 'none" in capsys.readouterr().err
+    assert "text form (--template, --date) 'model" in capsys.readouterr().err
     check_command("run", "--resume", tmp_path / "first")
     held["digest"] = "0" * 64
     (tmp_path / "first" / "text_form.json").write_text(json.dumps(held))
