@@ -208,7 +208,7 @@ def test_every_row_says_it_and_nothing_else_depends_on_it(
     ]
     assert prefixes and not any("bos" in prefix for prefix in prefixes)
     assert run_command_line(["compare", str(auto), str(without)]) == 2
-    assert "attack settings: prefix_token 'none' against 'auto'" in " ".join(
+    assert "attack settings: prefix_token 'auto' against 'none'" in " ".join(
         capsys.readouterr().err.split()
     )
 
