@@ -19,7 +19,11 @@ import numpy as np
 
 from auditor.benchmarks.data import pii
 from auditor.benchmarks.data.birth_dates import find_birth_date_places
-from auditor.benchmarks.data.identity_numbers import find_card_number_places, list_id_number_checks
+from auditor.benchmarks.data.identity_numbers import (
+    find_card_number_places,
+    get_birth_date,
+    list_id_number_checks,
+)
 from auditor.core.canary_space import CanarySpace
 from auditor.core.errors import AuditError
 
@@ -254,7 +258,7 @@ def _detect_iban_format(value: str) -> ValueFormat | None:
     places = _list_places(value, str.isalnum)
     country = value[:2].upper()
     n_bank = _BANK_CHARACTERS.get(country, _MOST_BANK_CHARACTERS)
-    own_check = _OWN_CHECK_OF_COUNTRY.get(country, slice(0))
+    own_check = _find_own_check(country, _get_characters(value, places)[4:])
     free = []
     for p in places[4 + n_bank :]:
         if p not in places[own_check]:
@@ -263,7 +267,7 @@ def _detect_iban_format(value: str) -> ValueFormat | None:
     def finish(parts: Sequence[str]) -> str | None:
         text = _put_characters(value, free, parts)
         number = _get_characters(text, places).upper()
-        if own_check.stop:
+        if own_check != _NO_CHECK:
             digits = _own_check_digits(country, number[4:])
             text = _put_characters(text, places[own_check], digits)
             number = _get_characters(text, places).upper()
@@ -276,15 +280,32 @@ def _detect_iban_format(value: str) -> ValueFormat | None:
     return ValueFormat(pii.IBAN, _classify_characters(value, free), finish)
 
 
-# The place of a country's check digits in an account number, as python-stdnum checks them.
+# The place of a country's check digits in an IBAN, as python-stdnum checks them.
 _OWN_CHECK_OF_COUNTRY = {"ES": slice(12, 14), "BE": slice(14, 16)}
+_NO_CHECK = slice(0)
+# Remainder modulo 97 of every account number of a country. An IBAN uses the same modulus, so all of
+# a country have the same check digits: a model expects FR76 without having seen the record.
+_REMAINDERS = {
+    **dict.fromkeys(("BI", "CG", "CM", "DJ", "FR", "GA", "MC", "MR", "TN"), 0),
+    **dict.fromkeys(("BA", "ME", "MK", "PT", "RS", "SI", "ST", "TL", "XK"), 1),
+}
+
+
+def _find_own_check(country: str, account: str) -> slice:
+    """Return the place of the national check digits in an IBAN, `_NO_CHECK` if they are unknown."""
+    # A French account number may have letters, which count otherwise in an IBAN.
+    if account.isdigit() and int(account) % 97 == _REMAINDERS.get(country):
+        return slice(len(account) + 2, len(account) + 4)
+    return _OWN_CHECK_OF_COUNTRY.get(country, _NO_CHECK)
 
 
 def _own_check_digits(country: str, account: str) -> str:
-    """Return the national check digits of a Spanish or Belgian account number.
+    """Return the national check digits of an account number.
 
     These differ from the check digits of the IBAN.
     """
+    if country in _REMAINDERS:
+        return f"{97 + _REMAINDERS[country] - int(account[:-2]) * 100 % 97:02}"
     if country == "BE":
         return f"{int(account[:10]) % 97 or 97:02}"
     from stdnum.es import ccc
@@ -294,8 +315,9 @@ def _own_check_digits(country: str, account: str) -> str:
 
 
 # By the name of its check: the number of redrawn characters at the end of a national number, and
-# the position, counted from the end, whose parity gives the sex (0: none). A date, a district or an
-# order of issue comes before them. An Italian and a Mexican number derive from the name.
+# the position, counted from the end, whose parity gives the sex (0: none). A date with its century,
+# a district or an order of issue comes before them. An Italian and a Mexican number derive from the
+# name.
 _ID_NUMBERS: Mapping[str, tuple[int, int]] = {
     "us.ssn": (6, 0),
     "es.dni": (7, 0),
@@ -313,7 +335,7 @@ _ID_NUMBERS: Mapping[str, tuple[int, int]] = {
     "gr.amka": (5, 2),
     "ee.ik": (4, 0),
     "ro.cnp": (4, 0),
-    "lv.pvn": (5, 0),
+    "lv.pvn": (4, 0),
     "cz.rc": (4, 0),
     "th.pin": (8, 0),
     "cl.rut": (7, 0),
@@ -323,6 +345,8 @@ _ID_NUMBERS: Mapping[str, tuple[int, int]] = {
     "il.idnr": (7, 0),
     "ua.rntrc": (5, 2),
 }
+# Numbers whose redrawn characters tell the century of the date, too.
+_WITH_CENTURY = ("be.ssn", "no.fodselsnummer")
 _CHECK_DIGITS = {"br.cpf": 2, "fr.nir": 2, "no.fodselsnummer": 2, "be.ssn": 2, "tr.tckimlik": 2}
 
 
@@ -334,10 +358,13 @@ def _detect_id_format(value: str) -> ValueFormat | None:
     places = _list_places(value, str.isalnum)
     free = places[-n_free:]
     n_check = _CHECK_DIGITS.get(name, 1)
+    birth_date = get_birth_date(name, value) if name in _WITH_CENTURY else None
 
     def is_of_format(text: str) -> bool:
         same_sex = not sex or _is_odd(text[places[-sex]]) == _is_odd(value[places[-sex]])
-        return same_sex and next(list_id_number_checks(text), ("",))[0] == name
+        if not same_sex or next(list_id_number_checks(text), ("",))[0] != name:
+            return False
+        return name not in _WITH_CENTURY or get_birth_date(name, text) == birth_date
 
     if name in ("us.ssn", "is_korean"):
         return _replace_free_characters(pii.ID, value, free, is_of_format)
@@ -349,8 +376,8 @@ def _detect_id_format(value: str) -> ValueFormat | None:
         text = _put_characters(value, body, parts)
         for ending in endings:
             number = _put_characters(text, check, ending)
-            if is_valid(number.upper()):
-                return number if is_of_format(number) else None
+            if is_valid(number.upper()) and is_of_format(number):
+                return number
         return None
 
     choices = _classify_characters(value, body)

@@ -28,6 +28,12 @@ def _is_stdnum_valid(module: str, number: str, **options: bool) -> bool:
     return check(re.sub("[ .]", "", number), **options)
 
 
+def get_birth_date(module: str, number: str) -> datetime.date | None:
+    """Return the date of birth in a number of this module of stdnum; None if it has none."""
+    date: datetime.date | None = importlib.import_module(f"stdnum.{module}").get_birth_date(number)
+    return date
+
+
 def _is_chinese(number: str) -> bool:
     """Return whether a number has the check digit and a date as in Chinese identity numbers.
 
@@ -142,10 +148,10 @@ _CHECKS: tuple[tuple[str, str], ...] = (
     (r"[0-9]{6} ?[0-9]{5}", "no.fodselsnummer"),
     (r"[0-9]{11}", "pl.pesel"),
     (r"[1-9][0-9]{10}", "tr.tckimlik"),
+    (rf"{_DAY}{_MONTH}[0-9]{{2}}-[0-2][0-9]{{4}}", "lv.pvn"),
     (rf"{_DAY}{_MONTH}[0-9]{{2}}[ -]?[0-9]{{5}}", "gr.amka"),
     (rf"[1-6][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{4}}", "ee.ik"),
     (rf"[1-8][0-9]{{2}}{_MONTH}{_DAY}[0-9]{{6}}", "ro.cnp"),
-    (rf"{_DAY}{_MONTH}[0-9]{{2}}-[0-9]{{5}}", "lv.pvn"),
     (r"[0-9]{6}/[0-9]{4}", "cz.rc"),
     (r"[0-9]-[0-9]{4}-[0-9]{5}-[0-9]{2}-[0-9]", "th.pin"),
     (r"[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}-[0-9K]", "cl.rut"),

@@ -15,6 +15,7 @@ from auditor.benchmarks.data.alternatives import (
     find_value_format,
     parse_described_formats,
 )
+from auditor.benchmarks.data.identity_numbers import get_birth_date
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import make_keyed_generator
 from tests.benchmarks.pii_formats import EXAMPLES, REGIONS, WrittenExample
@@ -97,6 +98,55 @@ def test_every_alternative_would_have_the_same_alternatives(kind: str, value: st
     assert len(values) > 20
     for other in sorted(values)[::17]:
         assert {other, *alternatives(kind, other)} == values
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "FR76 3000 6000 0112 3456 7890 189",
+        "MC5811222000010123456789030",
+        "TN5910006035183598478831",
+        "PT50000201231234567890154",
+        "SI56263300012039086",
+        "BA391290079401028494",
+        "RS35260005601001611379",
+        "ME25505000012345678951",
+        "MK07250120000058984",
+        "XK051212012345678906",
+        "ST23000100010051845310146",
+    ],
+)
+def test_an_iban_keeps_check_digits_that_all_of_its_country_have(value: str) -> None:
+    """Else every value ranks first among alternatives that no bank ever issues."""
+    drawn = alternatives("iban", value, 50)
+    assert len(drawn) == 50
+    for other in drawn:
+        assert other[:4] == value[:4]
+        assert find_value_format("iban", other, {}).choices == (
+            find_value_format("iban", value, {}).choices
+        )
+
+
+def test_a_french_iban_with_letters_has_its_own_check_digits() -> None:
+    assert len({text[:4] for text in alternatives("iban", "FR1420041010050500013M02606")}) > 5
+
+
+@pytest.mark.parametrize(
+    ("module", "value", "date"),
+    [
+        ("no.fodselsnummer", "15108695088", "1986-10-15"),
+        ("no.fodselsnummer", "15050572657", "2005-05-15"),
+        ("be.ssn", "05073003326", "2005-07-30"),
+        ("be.ssn", "05073003394", "1905-07-30"),
+        ("lv.pvn", "161175-19997", "1975-11-16"),
+        ("lv.pvn", "160505-21004", "2005-05-16"),
+    ],
+)
+def test_a_national_number_keeps_the_century_of_birth(module: str, value: str, date: str) -> None:
+    drawn = alternatives("id-number", value, 200)
+    assert len(drawn) >= 100
+    for text in (value, *drawn):
+        assert str(get_birth_date(module, text)) == date
 
 
 def test_short_codes_are_enumerated() -> None:
