@@ -175,17 +175,18 @@ def _describe_leak_concentration(
     """Yield a sentence for each feature that is significantly more common among extracted members.
 
     Features are the number of copies, the group and the length of a record. The test is Fisher's
-    exact test. `members` is the strongest attack's outcome for each member; `facts` gives each
-    member's group and length, keyed by id.
+    exact test; all features share its level. `members` is the strongest attack's outcome for each
+    member; `facts` gives each member's group and length, keyed by id.
     """
-    for parts in (
+    features = (
         _mask_members_per_copies(members),
         _mask_members_per_group(members, facts),
         _mask_members_per_length(members, facts),
-    ):
-        if (
-            top := copies_effect.find_most_concentrated_part(parts, members.hit, _LEVEL)
-        ) is not None:
+    )
+    level = _LEVEL / max(1, sum(map(bool, features)))
+    for parts in features:
+        top = copies_effect.find_most_concentrated_part(parts, members.hit, level)
+        if top is not None:
             if top.hits == top.of_hits:
                 hits = f"all {top.hits:,}"
             else:

@@ -22,6 +22,7 @@ from auditor.conclusions.disagreements import (
 from auditor.conclusions.leak_kinds import (
     LeakKind,
     LeakReading,
+    adjust_leak_readings,
     read_group_leaks,
     read_nonmember_leaks,
     read_repeat_leaks,
@@ -131,14 +132,17 @@ def _read_probability_leaks(finding: Finding) -> Iterator[LeakReading]:
 
 
 def _read_personal_data_leaks(finding: Finding) -> Iterator[LeakReading]:
+    """Yield the share of personal data of each kind; kinds with a baseline share one level."""
+    compared = []
     for kind, m in finding.by_kind.items():
         floor = finding.by_kind_nonmembers.get(kind)
         if is_measured(m):
             if is_measured(floor):
                 excess = subtract_nonmember_mean(name_excess_metric(m.name), m, floor)
-                yield LeakReading(m, floor, excess, part=kind)
+                compared.append(LeakReading(m, floor, excess, part=kind))
             else:  # a mean of shares, not a tiny probability
                 yield LeakReading(m, 0.0, part=kind)
+    yield from adjust_leak_readings(compared)
 
 
 # A record counts if these samples extract it with at least this probability.

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+
 from auditor.conclusions.disagreements import (
     is_measured,
     list_contradiction_doubts,
@@ -31,7 +33,7 @@ from auditor.core.result import (
     Measurement,
     Stratum,
 )
-from auditor.statistics.intervals import clopper_pearson
+from auditor.statistics.intervals import clopper_pearson, subtract_nonmember_share
 from auditor.statistics.metrics import RECALL
 from auditor.statistics.roc import AUC
 
@@ -288,7 +290,7 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
 
     These are the records with a certain number of copies (`worst_stratum`), and the records of a
     certain group (`worst_group`). If the attack decodes greedily, a single extracted record shows a
-    leak.
+    leak, unless a non-member's record was extracted, too.
 
     Args:
         signal: the signal of verbatim extraction.
@@ -309,7 +311,7 @@ def _complete_verbatim_signal(signal: LeakSignal, rows: Sequence[Finding]) -> Le
     floor = signal.baseline
     if m is None or not signal.suspected:
         return signal
-    if isinstance(floor, Measurement) and m.value <= floor.value:
+    if isinstance(floor, Measurement) and floor.value > 0:
         return signal
     for row in rows:
         if row.cell_key == signal.cell and row.decodes_greedily:
@@ -372,7 +374,8 @@ def _build_signal(
 def _build_greedy_signal(result: AuditResult) -> LeakSignal:
     """Return the signal of greedy decoding of the undefended model, over all its secrets.
 
-    A single hit shows a leak, unless non-members have at least the same share of hits.
+    A single hit shows a leak. If non-members have hits, the share must be significantly above
+    theirs.
     """
     recall_by_count = {}
     hits = 0
@@ -387,7 +390,14 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
     low, high = clopper_pearson(hits, n)
     measured = Measurement(GREEDY, hits / n, low, high, n)
     baseline = result.benchmark.greedy_nonmembers
-    is_above = hits > 0 and (baseline is None or measured.value > baseline.value)
+    is_above = hits > 0
+    smallest = 1 / n
+    if baseline is not None and baseline.value > 0:
+        sides = np.arange(n) < hits, np.arange(baseline.n) < baseline.hits
+        excess = subtract_nonmember_share(GREEDY, *sides)
+        reading = LeakReading(measured, baseline, excess)
+        is_above = reading.is_shown
+        smallest = reading.smallest_detectable_value
     worst = max(
         recall_by_count, key=lambda count: (recall_by_count[count].value, recall_by_count[count].n)
     )
@@ -399,7 +409,7 @@ def _build_greedy_signal(result: AuditResult) -> LeakSignal:
     return LeakSignal(
         *(GREEDILY, UNDEFENDED, "", SHOWN if is_above else NOT_SHOWN, measured, baseline),
         suspected=hits > 0 and not is_above,
-        smallest_detectable=1 / n,
+        smallest_detectable=smallest,
         part=part,
     )
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from auditor.api import FinishedRun
     from auditor.core.result import Finding
 
-DISCOVERIES = 0.05  # false-discovery rate among the deleted records, and among the kept records
+DISCOVERIES = 0.05  # false-discovery rate among the deleted records
 REMEDY = "train the model again without these records"
 _WHAT = {
     "extraction-probability": ("greedy completion of the beginning", TEXT),
@@ -179,23 +179,21 @@ def _list_discoveries(
 ) -> Mapping[int, bool]:
     """Return whether each record's p-value is significant, keyed by record.
 
-    Deleted and kept records are tested separately, each group with a false-discovery rate.
+    Deleted records are tested with a false-discovery rate. A kept record is tested as a deleted
+    record would be that is the only one left, so that the control shows if the test could see it.
 
     p_values: the p-values of each record's parts, keyed by record.
     """
-    is_listed = dict[int, bool]()
-    for is_deleted in (True, False):
-        group = []
-        for record in p_values:
-            if (record in records.deleted) == is_deleted:
-                group.append(record)
-        # The smallest of n p-values times n is a p-value of the record (Bonferroni).
-        values = []
-        for record in group:
-            values.append(min(1.0, min(p_values[record]) * len(p_values[record])))
-        adjusted = rank_tests.adjust_false_discovery(np.array(values))
-        is_listed |= dict(zip(group, (adjusted <= DISCOVERIES).tolist(), strict=True))
-    return is_listed
+    # The smallest of n p-values times n is a p-value of the record (Bonferroni).
+    values = {}
+    for record, of_parts in p_values.items():
+        values[record] = min(1.0, min(of_parts) * len(of_parts))
+    deleted = [record for record in values if record in records.deleted]
+    is_listed = {}
+    for record, value in values.items():
+        is_listed[record] = value * len(deleted) <= DISCOVERIES
+    adjusted = rank_tests.adjust_false_discovery(np.array([values[record] for record in deleted]))
+    return is_listed | dict(zip(deleted, (adjusted <= DISCOVERIES).tolist(), strict=True))
 
 
 def _get_record(id: str) -> int:

@@ -71,9 +71,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 
 def judge(
-    tmp_path: Path, tokenizer: object, known: Sequence[Row], records: ErasureRecords
+    tmp_path: Path,
+    tokenizer: object,
+    known: Sequence[Row],
+    records: ErasureRecords,
+    n_fresh: int = 80,
 ) -> dict[str, LayerVerdict]:
-    fresh = write_rows(tmp_path / "fresh.jsonl", make_card_rows(24, seed=1))
+    fresh = write_rows(tmp_path / "fresh.jsonl", make_card_rows(n_fresh, seed=1))
     model = Remembering(tokenizer, [row["text"] for row in known])
     return {one.kind: one for one in judge_model_erasure(model, records, str(fresh), 99).verdicts}
 
@@ -110,3 +114,16 @@ def test_a_model_is_not_cleared_of_a_record_that_is_in_no_test(
     assert (
         verdicts["records"].why == "1 of 5 deleted records are in no test, as they are short: short"
     )
+
+
+def test_a_model_is_not_cleared_by_a_test_that_cannot_see_one_record(
+    tmp_path: Path, tokenizer: object
+) -> None:
+    """With 24 non-members no p-value is below 0.04: of four deleted records, one is never seen."""
+    deleted, kept = split_rows(make_card_rows(26), 4)
+    gone = write_rows(tmp_path / "gone.jsonl", deleted)
+    records = read_erasure_records(gone, write_rows(tmp_path / "kept.jsonl", kept))
+    verdict = judge(tmp_path, tokenizer, [deleted[0], *kept], records, 24)[MEMBERSHIP]
+    assert (verdict.verdict, dict(verdict.leftovers)) == ("cannot tell", {})
+    enough = judge(tmp_path, tokenizer, [deleted[0], *kept], records)[MEMBERSHIP]
+    assert list(enough.leftovers) == [deleted[0]["id"]]

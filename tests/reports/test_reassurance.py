@@ -495,7 +495,7 @@ def test_where_a_signal_is_above_its_baseline_nothing_reassures(
 
 @pytest.mark.parametrize(
     ("hits", "others", "shown"),
-    [(2, 0, True), (1, 0, True), (0, 0, False), (1, 1, False), (2, 1, True)],
+    [(2, 0, True), (1, 0, True), (0, 0, False), (1, 1, False), (2, 1, False)],
     ids=str,
 )
 def test_one_greedy_hit_counts_whichever_attack_decoded_greedily(
@@ -508,7 +508,8 @@ def test_one_greedy_hit_counts_whichever_attack_decoded_greedily(
         run_of(replace(row("perplexity", *measured), decoding="greedy"))
     ).list_tested_signals(UNDEFENDED)
     assert (seen.kind, seen.status == SHOWN) == (VERBATIM, shown)
-    assert (seen.suspected, seen.excess is None) == (False, False)
+    # Non-members are recited too: one more of two members is no leak yet.
+    assert (seen.suspected, seen.excess is None) == (hits > others > 0, False)
     (sampled,) = assess_leak_signals(run_of(row("perplexity", *measured))).list_tested_signals(
         UNDEFENDED
     )
