@@ -8,6 +8,7 @@ from functools import partial
 from itertools import product
 from typing import Annotated, Literal, cast, get_args
 
+from auditor.core.errors import AuditError
 from auditor.core.nouns import Claim
 from auditor.defenses.control_rows import CONTROL, OneAdapterControl, PublicModelControl
 from auditor.defenses.pmixed_model import (
@@ -90,6 +91,11 @@ class PMixed(BudgetedDefense):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.accounting == "published" and self.adjacency != "zero_out":
+            raise AuditError(
+                f"adjacency={self.adjacency} is an option of accounting=sound: the published "
+                "radius is the same for every adjacency"
+            )
         # Rejects values that leave no budget.
         compute_rdp_budget(self.epsilon, self.delta, self.alpha)
 

@@ -16,7 +16,7 @@ from scipy.optimize import bisect
 from scipy.stats import chi2
 
 from auditor.benchmarks.data.fixed_distributions import build_fixed_ensemble
-from auditor.core.errors import NotApplicable
+from auditor.core.errors import AuditError, NotApplicable
 from auditor.core.secret_randomness import draw_secret_uniforms, make_keyed_generator
 from auditor.defenses.pmixed import PMixed, UnmixedEnsemble
 from auditor.defenses.pmixed_model import PMixedMemberProjection, PMixedModel
@@ -529,3 +529,8 @@ def test_the_distribution_is_that_of_scipys_bisection_on_the_private_side(
     np.testing.assert_allclose(
         model.log_probs(PREFIX, 1)[0, 0].double().exp().numpy(), distribution, atol=1e-6
     )
+
+
+def test_an_adjacency_that_changes_nothing_is_refused() -> None:
+    with pytest.raises(AuditError, match="adjacency=replace is an option of accounting=sound"):
+        PMixed(accounting="published", adjacency="replace")
