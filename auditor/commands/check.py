@@ -85,7 +85,14 @@ def check(
 
     limit = TimeLimit(begun, 60 * minutes)
     if resume is not None:
-        print_plan_audit(reopen_run(resume, {}), limit=limit)
+        folder = reopen_run(resume, {})
+        if folder.plan().get("until") is not None:
+            folder.close()
+            raise AuditError(
+                f"expected a run that may ask the most copied records first, but {str(resume)!r} "
+                f"asks in random order (--until): audit run --resume {shlex.quote(str(resume))}"
+            )
+        print_plan_audit(folder, limit=limit)
     elif model is None:
         _check_demonstration_model(plan.get("seed", 0), out)
     else:

@@ -33,6 +33,7 @@ _PREFIX_TOKEN = "prefix_token.json"
 _TEXT_FORM = "text_form.json"
 _FACTS = "facts.json"
 _STOPS = "until.sha256"
+_VERSIONS = "versions.txt"
 
 Item = TypeVar("Item")
 
@@ -133,6 +134,7 @@ class RunFolder:
             _PREFIX_TOKEN,
             _TEXT_FORM,
             _STOPS,
+            _VERSIONS,
             SECRETS,
             TOKENS,
             REMARKS,
@@ -179,6 +181,19 @@ class RunFolder:
             "got others"
         )
         self._pin_digest(_STOPS, digest, complaint)
+
+    def pin_versions(self, now: str) -> None:
+        """Record the programs and the precision of the answers, or compare with the recorded ones.
+
+        Raise AuditError if the folder's answers are from others: `now` names the current ones.
+        """
+        path = self.path / _VERSIONS
+        recorded = path.read_bytes().decode(errors="replace") if path.is_file() else now
+        complaint = (
+            f"expected {recorded}, with which {str(self.path)!r} was started, got {now}: give a "
+            "new folder"
+        )
+        self._pin_digest(_VERSIONS, now, complaint)
 
     def _pin_digest(self, name: str, digest: str, complaint: str) -> None:
         path = self.path / name

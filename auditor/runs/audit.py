@@ -514,21 +514,6 @@ class Audit(RunContext):
             self.benchmark, personal_data.parse_phone_regions(self.plan.data.phone_region)
         )
 
-    @property
-    def secrets_in_run_fingerprint(self) -> SecretTable:
-        """Secrets and canaries that are hashed to the run's fingerprint.
-
-        A resumed run must have the same fingerprint. The user's canaries are included. The lab's
-        canaries are included only if coins inserted them, for an epsilon audit.
-        """
-        canaries = []
-        for item in self.benchmark.canaries:
-            if self.plan.data.canaries or item.has_coin:
-                canaries.append(item)
-        if not canaries:
-            return build_secret_table(self.benchmark.secrets)
-        return build_secret_table(itertools.chain(self.benchmark.secrets, canaries))
-
     @cached_property
     def sweep_cache_key_of_answers(self) -> dict[str, Any]:
         """Cache key of the answers that the runs of a sweep share.
@@ -608,6 +593,21 @@ class Audit(RunContext):
                 fits[sweep_key] = state
             self._tuned[key] = state
         return self._tuned[key]
+
+
+def select_fingerprinted_secrets(site: Site) -> SecretTable:
+    """Return the secrets and canaries that are hashed to the fingerprint of a run on this site.
+
+    A resumed run must have the same fingerprint. The user's canaries are included. The lab's
+    canaries are included only if coins inserted them, for an epsilon audit.
+    """
+    canaries = []
+    for item in site.benchmark.canaries:
+        if site.plan.data.canaries or item.has_coin:
+            canaries.append(item)
+    if not canaries:
+        return build_secret_table(site.benchmark.secrets)
+    return build_secret_table(itertools.chain(site.benchmark.secrets, canaries))
 
 
 def choose_prefix_token(site: Site, longest: int, folder: RunFolder) -> PrefixToken:

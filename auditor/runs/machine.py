@@ -12,7 +12,10 @@ from pathlib import Path
 import psutil
 import torch
 
+from auditor import __version__
 from auditor.core import threads
+from auditor.models.base import LanguageModel
+from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.weights import resolve_model_device
 
 
@@ -25,9 +28,6 @@ def describe_environment(device: str) -> dict[str, str]:
     Args:
         device: name of the device in the plan.
     """
-    versions = {}
-    for name in ("torch", "transformers", "peft", "numpy"):
-        versions[name] = importlib.metadata.version(name)
     device = str(resolve_model_device(device))
     if device.startswith("cuda"):
         made_of = torch.cuda.get_device_name(device)
@@ -35,7 +35,7 @@ def describe_environment(device: str) -> dict[str, str]:
         made_of = f"{os.cpu_count()} cores"
     return {
         "python": platform.python_version(),
-        **versions,
+        **_list_library_versions(),
         **_describe_zlib(),
         "machine": f"{platform.system()} {platform.machine()}, {made_of}",
         "threads": threads.describe_threads(torch.get_num_threads()),
@@ -43,6 +43,20 @@ def describe_environment(device: str) -> dict[str, str]:
         "device": device,
         **({"commit": commit} if (commit := _format_current_commit()) else {}),
     }
+
+
+def describe_versions(model: LanguageModel) -> str:
+    """Return the versions of the programs, and the precision, with which this model answers."""
+    versions = {"audit": __version__, **_list_library_versions()}
+    parts = [f"{name} {version}" for name, version in versions.items()]
+    if isinstance(model, HuggingFaceModel):
+        parts.append(str(model.model.dtype).removeprefix("torch."))
+    return ", ".join(parts)
+
+
+def _list_library_versions() -> dict[str, str]:
+    names = ("torch", "transformers", "peft", "numpy")
+    return {name: importlib.metadata.version(name) for name in names}
 
 
 def _describe_zlib() -> dict[str, str]:

@@ -28,7 +28,9 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan import Plan
+from auditor.core.plan_parts import DECIDED
 from auditor.core.result import AuditResult, Measurement
+from auditor.gate.comparability import digest_comparable_secrets
 from auditor.gate.compare import compare_finished_runs
 from auditor.models.loading import choose_loaded_dtype
 from auditor.models.shards import SHARD, write_shard_record_list
@@ -42,6 +44,7 @@ from auditor.records.table import read_heldout_losses as heldout_of
 from auditor.reports import advice, files, phrases
 from auditor.reports.before_after import BeforeAfter
 from auditor.runs import training
+from auditor.runs.audit import select_fingerprinted_secrets
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit, run_audit
 from auditor.runs.site import Site
@@ -223,6 +226,11 @@ def _check_retrainable(plan: Plan) -> None:
         raise AuditError(
             "expected an audit of a trained model, got one of unlearning: its records were to be "
             "forgotten"
+        )
+    if plan.attacks.until == DECIDED:
+        raise AuditError(
+            "expected a run that is repeated without a gate, got one that a gate stopped "
+            f"(--until {DECIDED})"
         )
     if plan.target.mitigation:
         raise AuditError(
@@ -414,6 +422,7 @@ def train_mitigated_model(
     )
     start = time.perf_counter()
     try:
+        _refuse_changed_records(mitigation, run, reporter)
         _write_dropped_records(mitigation, run, reporter, shared)
         if mitigation.plan.target.uses_builtin_lab:
             site = Site(mitigation.plan_of_second_audit, reporter, shared)
@@ -431,6 +440,24 @@ def train_mitigated_model(
     record = {"configuration": configuration, "done": dataclasses.asdict(outcome)}
     disk.replace_atomically(out / RECORD, json.dumps(record, indent=1), sync=True)
     return outcome
+
+
+def _refuse_changed_records(mitigation: Mitigation, run: RunOutcomes, reporter: Reporter) -> None:
+    """Raise AuditError if the files no longer hold the secrets that the first audit attacked.
+
+    The second audit could then not be compared, and row numbers would name other records.
+    """
+    recorded = run.result.benchmark.digest
+    if mitigation.plan.target.uses_builtin_lab or not recorded:
+        return
+    plan = mitigation.plan.with_fields(defense=(), defense_options={}, submission=None)
+    site = plan_audit(Site(plan, reporter)).site
+    site.folder = RunFolder(mitigation.run)  # it holds the text form
+    if digest_comparable_secrets(select_fingerprinted_secrets(site)) != recorded:
+        raise AuditError(
+            f"expected the records that {run.name} attacked, but the data has changed since: audit "
+            "the model again"
+        )
 
 
 def _discard_refused_training(out: Path) -> None:

@@ -41,7 +41,13 @@ from auditor.records import aliases, file_digests
 from auditor.records.folder import RunFolder
 from auditor.runs import machine, personal_data, plan_weights, scoring, stopping
 from auditor.runs.asking import Publish, TimeLimit, ask_worst_first, list_greedy_guesses
-from auditor.runs.audit import Audit, Target, choose_prefix_token, count_longest_context
+from auditor.runs.audit import (
+    Audit,
+    Target,
+    choose_prefix_token,
+    count_longest_context,
+    select_fingerprinted_secrets,
+)
 from auditor.runs.cells import TargetRun, list_target_cells
 from auditor.runs.chain_steps import CauseChains
 from auditor.runs.per_secret_results import PerSecretCollector, add_strongest_membership
@@ -312,7 +318,8 @@ def _prepare_audit(planned: PlannedAudit, folder: RunFolder) -> Audit:
         folder,
     )
     audit = Audit(site, selection, prefix_token, planned.stops)
-    folder.pin_secrets(digest_comparable_secrets(audit.secrets_in_run_fingerprint))
+    folder.pin_versions(machine.describe_versions(site.model))
+    folder.pin_secrets(digest_comparable_secrets(select_fingerprinted_secrets(audit.site)))
     folder.numbers.index_table(build_secret_table(benchmark.secrets).ids)
     audit.check_texts_fit_models()
     audit.refuse_unanswerable_probes()
@@ -419,7 +426,7 @@ def _build_benchmark_record(
         repeats=dict(repeats),
         greedy_recall=greedy,
         greedy_nonmembers=greedy_nonmembers,
-        digest=digest_comparable_secrets(audit.secrets_in_run_fingerprint),
+        digest=digest_comparable_secrets(select_fingerprinted_secrets(audit.site)),
         near_duplicates=len(judging.find_near_duplicate_ids(members, benchmark.known)),
         canaries={str(count): n for count, n in canaries},
         notes=benchmark.notes,

@@ -123,11 +123,14 @@ class Site(SiteModels):
             return self.lab
         # Omit the limit: the chosen form stays, even if fewer records are attacked.
         form_key = json.dumps(
-            [to_json(self.plan.target), to_json(replace(self.plan.data, limit=None))]
+            [
+                to_json(self.plan.target),
+                to_json(self.loading),
+                to_json(replace(self.plan.data, limit=None)),
+            ]
         )
-        form = (None if self.folder is None else self.folder.text_form()) or self.shared.forms.get(
-            form_key
-        )
+        recorded = None if self.folder is None else self.folder.text_form()
+        form = recorded or self.shared.forms.get(form_key)
         key = [self.subject, form and form.digest, self.soft_prompt_rows]
         benchmark = self.shared.get_or_make(
             "data",
@@ -143,7 +146,7 @@ class Site(SiteModels):
         )
         if benchmark.text_form is not None:
             self.shared.forms[form_key] = benchmark.text_form
-        if self.folder is not None and benchmark.text_form is not None:
+        if self.folder is not None and benchmark.text_form not in (None, recorded):
             self.folder.save_text_form(benchmark.text_form)
         return benchmark
 

@@ -105,6 +105,16 @@ def test_what_was_reached_in_time_is_said_and_a_resumed_check_goes_on(
     check_command("check", "--resume", "runs/part", "--data", "other.jsonl", code=2)
 
 
+def test_a_run_that_asks_in_random_order_is_no_check(given: Path, capsys: Said) -> None:
+    """Its 1 of 18 records were said to be all, asked in random order."""
+    asked = ["--data", given / "private.jsonl", "--until", "recall ± 40%", "-o", "runs/random"]
+    check_command("run", "--model", given / "model", "--attack", "perplexity", *asked)
+    capsys.readouterr()
+    check_command("check", "--resume", "runs/random", code=2)
+    assert "random order (--until): audit run --resume runs/random" in capsys.readouterr().err
+    check_command("run", "--resume", "runs/random")
+
+
 def test_an_adapter_is_held_against_its_own_base(given: Path, capsys: Said) -> None:
     assert check(given, model="adapter") == 0
     membership = result()["findings"][-1]

@@ -35,6 +35,7 @@ from auditor.models.loading import load_causal_lm
 from auditor.records.folder import RunFolder
 from auditor.records.journal import GUESSES, OBSERVATIONS, CellJournal
 from auditor.records.table import TABLE
+from auditor.runs import machine
 from tests.conftest import check_command, fits_schema
 
 Said = pytest.CaptureFixture[str]
@@ -991,6 +992,20 @@ def test_a_run_resumes_with_its_auxiliary_data_only(
     said.readouterr()
     check_command("run", "--resume", out, code=2)
     assert "auxiliary data/pairs has changed since" in said.readouterr().err
+
+
+def test_a_run_of_another_version_is_not_resumed(
+    inputs: Path, tmp_path: Path, said: Said, monkeypatch: Patch
+) -> None:
+    """Its answers were mixed with this version's, and the result named this one only."""
+    out = tmp_path / "run"
+    check_command(*command(inputs, out, "--attack", "perplexity"))
+    check_command("run", "--resume", out)
+    monkeypatch.setattr(machine, "__version__", "9.9")
+    said.readouterr()
+    check_command("run", "--resume", out, code=2)
+    error = said.readouterr().err
+    assert "was started, got audit 9.9, torch " in error and "float32: give a new folder" in error
 
 
 PROBES = ("extraction-probability", "near-verbatim")

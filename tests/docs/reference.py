@@ -294,6 +294,7 @@ FILES = {  # name -> by whom, what it holds
         "`audit run --until`",
         "digest of its stopping rules: a resume uses the same ones",
     ),
+    "versions.txt": (_RUN, "versions of the programs: a resume has the same ones"),
     "weights.json": (_RUN, "SHA-256 of the files of the models"),
     "prefix_token.json": (_RUN, "the prefix token and the reason for it"),
     "text_form.json": (_RUN, "the text form of conversations and the reason for it"),

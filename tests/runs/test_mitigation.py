@@ -3,6 +3,7 @@ leaves nothing."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -21,7 +22,11 @@ from auditor.core.plan import Plan
 from auditor.defenses.dropped_records import CopyCap, Dedup, DropRecords
 from auditor.models.shards import read_shard_record_list, record_digests, write_shard_record_list
 from auditor.plugins import registry
-from auditor.runs.mitigation import list_extracted_members
+from auditor.runs.mitigation import (
+    MitigationOptions,
+    list_extracted_members,
+    plan_mitigation,
+)
 from tests.conftest import check_command, refuses, save_tiny
 
 Said = pytest.CaptureFixture[str]
@@ -221,6 +226,35 @@ def test_what_was_extracted_is_dropped(inputs: Path, tmp_path: Path) -> None:
     gone = [TEXTS[int(id.split("-")[1])] for id in found]
     assert read_shard_record_list(tmp_path / "out" / "dropped") == record_digests(gone)
     assert {row["text"] for row in rows(tmp_path / "out" / "data.jsonl")} == set(TEXTS) - set(gone)
+
+
+@pytest.mark.parametrize("how", ["a row more", "rows less"])
+def test_other_records_than_were_attacked_are_refused_before_training(
+    inputs: Path, tmp_path: Path, capsys: Said, how: str
+) -> None:
+    """Rows are numbers: the wrong ones were dropped, and a number too large was a crash."""
+    data, out = inputs / "data.jsonl", tmp_path / "out"
+    whole = data.read_text()
+    more = json.dumps({"text": "A row that is new."}) + "\n" + whole
+    data.write_text(more if how == "a row more" else "".join(whole.splitlines(True)[:3]))
+    train = f"{sys.executable} {inputs}/own.py {inputs}/base {{data}} {{out}}"
+    mitigate = ["mitigate", f"{inputs}/run", "--by", "drop", "--train", train, "-o", out]
+    try:
+        check_command(*mitigate, code=2)
+    finally:
+        data.write_text(whole)
+    assert "the data has changed since" in capsys.readouterr().err and not out.exists()
+
+
+def test_a_run_that_a_gate_stops_is_refused_before_training(
+    inputs: Path, tmp_path: Path, capsys: Said
+) -> None:
+    """It was trained first, and then the second audit asked for --gate, which is no flag here."""
+    run = read_run_outcomes(inputs / "run")
+    plan = {**run.result.plan, "until": "decided"}
+    changed = dataclasses.replace(run, result=dataclasses.replace(run.result, plan=plan))
+    with refuses("a run that is repeated without a gate"):
+        plan_mitigation(MitigationOptions(inputs / "run", "dedup", tmp_path / "out"), changed)
 
 
 def test_a_command_of_ones_own_trains(inputs: Path, tmp_path: Path, capsys: Said) -> None:

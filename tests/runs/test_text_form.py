@@ -283,6 +283,18 @@ def test_a_form_is_chosen_once_for_however_many_records_of_the_same_data(
     assert found[0].text_form == found[1].text_form and found[0].doubts == found[1].doubts
 
 
+def test_a_sweep_over_revisions_chooses_a_form_for_each(tmp_path: Path) -> None:
+    """The second point was refused, because its template was not that of the first."""
+    world, shared, names = World("messages", tmp_path, steps=0), SweepCache(), []
+    template = world.words.chat_template
+    for revision, mark in (("a", ""), ("b", "{{ '!' }}")):
+        world.words.chat_template = template + mark
+        live = {"model": HuggingFaceModel(world.model, world.words, "tiny")}
+        site = Site(world.plan(revision=revision, template="model"), shared=shared, live=live)
+        names.append(site.benchmark.text_form)
+    assert all(names) and names[0] != names[1]
+
+
 def test_a_run_keeps_its_day(tmp_path: Path) -> None:
     """Before, what a resumed run asked hung on the day of the resume."""
     world = World("a template with the day", tmp_path, steps=0)
