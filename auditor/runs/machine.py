@@ -48,7 +48,7 @@ def describe_environment(device: str) -> dict[str, str]:
 def describe_versions(model: LanguageModel) -> str:
     """Return the versions of the programs, and the precision, with which this model answers."""
     versions = {"audit": __version__, **_list_library_versions()}
-    parts = [f"{name} {version}" for name, version in versions.items()]
+    parts = list(map(" ".join, versions.items()))
     if isinstance(model, HuggingFaceModel):
         parts.append(str(model.model.dtype).removeprefix("torch."))
     return ", ".join(parts)
@@ -56,7 +56,7 @@ def describe_versions(model: LanguageModel) -> str:
 
 def _list_library_versions() -> dict[str, str]:
     names = ("torch", "transformers", "peft", "numpy")
-    return {name: importlib.metadata.version(name) for name in names}
+    return dict(zip(names, map(importlib.metadata.version, names), strict=True))
 
 
 def _describe_zlib() -> dict[str, str]:
