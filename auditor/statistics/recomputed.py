@@ -9,13 +9,18 @@ import numpy as np
 from auditor.core.arrays import Floats
 from auditor.core.result import Measurement
 from auditor.statistics import roc
-from auditor.statistics.intervals import estimate_mean, subtract_nonmember_mean
+from auditor.statistics.intervals import (
+    estimate_bounded_mean,
+    estimate_mean,
+    subtract_nonmember_mean,
+)
 from auditor.statistics.judging import SCORE
 from auditor.statistics.metrics import (
     CONTROLS,
     DRAWN,
     EXCESS,
     RECALL,
+    SHARES,
     Columns,
     Metric,
     find_metric,
@@ -95,6 +100,10 @@ def repeat_measurement(metric: Metric, members: Columns, others: Columns) -> Mea
     # A share that is not a count of 0s and 1s has no exact interval.
     if metric.unit == "share" and not np.isin(values, (0, 1)).all():
         return None
+    if metric.unit not in SHARES and values.min() >= 0:
+        # The largest possible value is not stored. Only the recorded interval allows for it.
+        most = max(values.max(), np.finfo(float).tiny)
+        return estimate_bounded_mean(metric.name, values, most, metric.unit, metric.note)
     return estimate_mean(metric.name, values, metric.unit, metric.note)
 
 
