@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from auditor.conclusions.replicates import Replicates
-from auditor.core.arrays import Floats
+from auditor.core.arrays import Bools, Floats
 from auditor.core.errors import AuditError, make_unknown_name_error
 from auditor.core.result import Measurement
 from auditor.core.secret_table import STRINGS
@@ -30,6 +30,7 @@ from auditor.statistics.intervals import (
     combine_independent_intervals,
     estimate_mean_share,
 )
+from auditor.statistics.ranking import mark_solved_secrets
 
 _RESAMPLES = 2000
 _MOST_UNDEFINED = 0.05  # share of resamples; if more have no value, there is no interval
@@ -87,8 +88,14 @@ def measure_seed_contrast(name: str, parts: Sequence[WeightedMetric]) -> Measure
             return _measure_attack_contrast(name, parts, seeds)
         plus, minus = sides
         if any(part.coefficient < 0 for part in parts):
-            return make_measurement(name, compare_paired_values(plus, minus, "share"))
-        return replace(estimate_mean_share(name, plus), unit="share")
+            exact = make_measurement(name, compare_paired_values(plus, minus, "share"))
+        else:
+            exact = replace(estimate_mean_share(name, plus), unit="share")
+        if all(metrics.find_metric(part.metric).errors is None for part in parts):
+            return exact
+        # Which wrong guess is the last one varies too, so the bootstrap may be wider.
+        m = _measure_attack_contrast(name, parts, seeds)
+        return replace(m, low=min(m.low, exact.low), high=max(m.high, exact.high))
     texts = set()
     for part in parts:
         for seed in seeds:
@@ -119,7 +126,14 @@ def _average_paired_shares(
         sign = math.copysign(1.0, part.coefficient)
         for seed in seeds:
             outcome = part.cell.member_outcomes_by_seed[seed]
-            if not metric.values or metric.among or metric.trait or metric.unit != "share":
+            if metric.among or metric.trait or metric.unit != "share":
+                return None
+            if metric.errors is not None:
+                limit = metric.compute_wrong_guess_limit(len(outcome.ids))
+                values: Floats | Bools = mark_solved_secrets(outcome.hit, outcome.score, limit)
+            elif metric.values:
+                values = metric.values(outcome)
+            else:
                 return None
             order = np.argsort(np.asarray(outcome.ids, STRINGS))
             ordered = np.asarray(outcome.ids, STRINGS)[order]
@@ -128,7 +142,7 @@ def _average_paired_shares(
                 sides = {key: np.zeros(len(ids)) for key in sides}
             if not np.array_equal(ordered, ids):
                 return None
-            sides[sign] += abs(part.coefficient) / len(seeds) * metric.values(outcome)[order]
+            sides[sign] += abs(part.coefficient) / len(seeds) * values[order]
     # Rounded, because three thirds may not be exactly 1.
     plus, minus = (np.round(side, 12) for side in sides.values())
     if not len(plus) or max(plus.max(), minus.max()) > 1:

@@ -39,7 +39,7 @@ from auditor.statistics.bounds import (
 from auditor.statistics.distributions import compute_sign_test_p_value
 from auditor.statistics.intervals import subtract_nonmember_mean
 from auditor.statistics.metrics import SHARES
-from auditor.statistics.ranking import compute_resampled_recall, rank_guesses
+from auditor.statistics.ranking import compute_resampled_recall, mark_solved_secrets
 
 # note of a difference from which the non-members' change was subtracted
 ABOVE = "above non-members"
@@ -172,12 +172,7 @@ def resample_paired_recall(
     secrets.
     """
     n = len(new[0])
-    right = []
-    for hit, score in (new, base):
-        ranked, before = rank_guesses(hit, score)
-        order = np.argsort(np.lexsort((hit, -score)))  # of the secrets
-        right.append((ranked & (before < errors))[order])
-    floor = count_discordant_pairs(*right)
+    floor = count_discordant_pairs(*(mark_solved_secrets(*run, errors) for run in (new, base)))
 
     def delta(draws: Draws) -> Values:
         recalls = (compute_resampled_recall(*run, draws, errors) for run in (new, base))

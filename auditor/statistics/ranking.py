@@ -25,6 +25,14 @@ def rank_guesses(hit: Bools, score: Floats) -> tuple[Bools, Ints]:
     return ranked, np.cumsum(~ranked) - ~ranked
 
 
+def mark_solved_secrets(hit: Bools, score: Floats, errors: int) -> Bools:
+    """Return whether each secret is hit before the `errors`-th wrong guess, (secrets,)."""
+    ranked, before = rank_guesses(hit, score)
+    order = np.argsort(np.lexsort((hit, -score)))  # of the secrets
+    solved: Bools = (ranked & (before < errors))[order]
+    return solved
+
+
 def measure_error_recall(name: str, outcome: Outcome, errors: int) -> Measurement:
     """Return the share of secrets solved before the `errors`-th wrong guess.
 

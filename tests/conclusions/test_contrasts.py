@@ -84,6 +84,22 @@ def test_few_hits_have_an_interval_that_covers(n: int, p: float) -> None:
     assert missed <= 0.025
 
 
+def test_few_solved_secrets_have_an_interval_that_covers() -> None:
+    """Before: a bootstrap's upper end was below a recall of 1.2% in 10% of samples of 300."""
+    name, n, p = "recall_at_100_errors", 300, 0.012
+    missed = 0.0
+    for hits in range(n + 1):
+        if (chance := binom.pmf(hits, n, p)) > 1e-4:
+            few = cell(outcome([1] * hits + [0] * (n - hits)))
+            m = measure_seed_contrast("r", [WeightedMetric(1, name, few)])
+            missed += chance * (m.high < p)
+    assert missed <= 0.025
+    none = cell(outcome([0] * 60))
+    more = cell(outcome([1] * 3 + [0] * 57))
+    parts = [WeightedMetric(1, name, more), WeightedMetric(-1, name, none)]
+    assert measure_seed_contrast("d", parts).low <= bound_discordant_pairs(3, 0, 60).low(0.025) < 0
+
+
 def test_a_difference_of_shares_has_the_interval_of_a_gate() -> None:
     """Before: of 60 secrets, 3 more and none fewer had an interval from 0 to 12%."""
     more, fewer = cell(outcome([1] * 3 + [0] * 57)), cell(outcome([0] * 60))
