@@ -216,11 +216,13 @@ def _drop_prompt_loss(
     completion: a text or a list of messages. reason: why the prompt is excluded from the loss.
     group: the group of the returned conversation.
     """
-    last = 1
+    n_last = 1
     if not isinstance(completion, str):
-        last = len(completion)
-    prompt = ({NO_LOSS: reason, **message} for message in conversation.messages[:-last])
-    return replace(conversation, messages=(*prompt, *conversation.messages[-last:]), group=group)
+        n_last = len(completion)
+    n_prompt = len(conversation.messages) - n_last
+    prompt = ({NO_LOSS: reason, **message} for message in conversation.messages[:n_prompt])
+    messages = (*prompt, *conversation.messages[n_prompt:])
+    return replace(conversation, messages=messages, group=group)
 
 
 def parse_conversation(

@@ -7,7 +7,9 @@ prefix is all preceding tokens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, groupby, pairwise
@@ -79,6 +81,7 @@ _MASK_NOTES = {
     "completion_only_loss is true, which "
     "the model's training_args.bin does not say: every token was learnt",
 }
+_FIRST_BYTES = 2**20  # hold most first rows: reading all of a text file here would read it twice
 # Tokens of a suffix, and of a prefix if all tokens of a row have labels.
 _DEFAULT = 50
 
@@ -166,10 +169,18 @@ def is_tokenised_data(name: str) -> bool:
     if is_saved or ending in (".arrow", ".parquet"):
         return _has_token_ids(tables.read_record_table("--data", name, ()).columns)
     if ending in (".jsonl", ".json"):
-        # Only its first object: reading all of a text file here would read it twice.
-        first = read_table_bytes(f"--data {name!r}", path, 2**20).split(b"}", 1)[0]
-        return any(f'"{name}"'.encode() in first for name in (IDS, *_SIDE_IDS))
+        return _has_token_ids(_read_first_row_keys(f"--data {name!r}", path))
     return False
+
+
+def _read_first_row_keys(where: str, path: Path) -> Iterable[str]:
+    """Return the keys of the first object in a JSON file; none if it does not begin with one."""
+    for size in (_FIRST_BYTES, -1):
+        text = read_table_bytes(where, path, size).decode("utf-8-sig", errors="replace")
+        with suppress(ValueError, RecursionError):
+            row, _ = json.JSONDecoder().raw_decode(text.lstrip("[ \t\r\n"))
+            return row if isinstance(row, dict) else ()
+    return ()
 
 
 def _has_token_ids(columns: Iterable[str]) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from datasets import Dataset
 from trl import extract_prompt
 
-from auditor.benchmarks.data import chat, chat_rendering
+from auditor.benchmarks.data import chat, chat_rendering, conversation_rows
 from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.data.conversation_rows import (
     LAYOUTS,
@@ -128,6 +128,20 @@ def test_the_form_filled_writes_what_a_table_of_arrow_hands_to_a_trainer(
             for one in said
             if isinstance(one, Conversation)
         )
+
+
+@pytest.mark.parametrize(
+    "sides",
+    [{"completion": []}, {"chosen": [], "rejected": [{"role": "assistant", "content": ""}]}],
+)
+def test_an_empty_completion_leaves_no_turn_of_the_prompt_with_a_loss(
+    sides: dict[str, Any],
+) -> None:
+    prompt = [{"role": role, "content": role} for role in ("user", "assistant", "user")]
+    layout = conversation_rows.PREFERENCES if "chosen" in sides else ("prompt", "completion")
+    first, *_ = conversation_rows.parse_conversations(layout, {"prompt": prompt, **sides})
+    assert len(first.messages) == 3 and not first.is_learnt
+    assert all(conversation_rows.NO_LOSS in message for message in first.messages)
 
 
 def test_a_form_that_writes_the_same_is_not_tried(tmp_path: Path) -> None:

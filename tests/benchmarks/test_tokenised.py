@@ -319,6 +319,25 @@ def test_what_is_compared_is_in_one_form(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("form", ["jsonl", "json", "parquet"])
+def test_prepared_rows_that_keep_their_messages_are_read_as_token_ids_in_every_format(
+    form: str, tmp_path: Path
+) -> None:
+    """As `trainer.train_dataset.to_json` writes them: token ids after nested objects."""
+    messages = [{"role": "user", "content": "} a"}, {"role": "assistant", "content": "b" * 2**20}]
+    rows = [{"messages": messages, **ROW}]
+    path = tmp_path / f"rows.{form}"
+    if form == "parquet":
+        datasets.Dataset.from_list(rows).to_parquet(str(path))
+    else:
+        text = json.dumps(rows if form == "json" else rows[0], indent=2 if form == "json" else None)
+        path.write_text(text, encoding="utf-8")
+    assert is_tokenised_data(str(path))
+    assert len(read_tokenised(str(path), vocab_size=20, known_fraction=0).secrets) == 2
+    path.write_text("[3]", encoding="utf-8")
+    assert form == "parquet" or not is_tokenised_data(str(path))
+
+
 def test_greedy_hits_are_those_of_generate_on_the_same_ids(tmp_path: Path) -> None:
     """Half of the labels are what the model itself writes behind the prefix, the others are not."""
     model = save(tmp_path / "model", "gpt2").eval()
