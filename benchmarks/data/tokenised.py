@@ -174,7 +174,7 @@ def is_tokenised_data(name: str) -> bool:
 
 
 def _read_first_row_keys(where: str, path: Path) -> Iterable[str]:
-    """Return the keys of the first object in a JSON file; none if it does not begin with one."""
+    """List the keys of the first object in a JSON file; an invalid file has no keys."""
     for size in (_FIRST_BYTES, -1):
         text = read_table_bytes(where, path, size).decode("utf-8-sig", errors="replace")
         with suppress(ValueError, RecursionError):
