@@ -18,7 +18,7 @@ from auditor.statistics.metrics import ADJUSTED_AUC, AT_LEAST, CONTROLS, RECALL,
 ANY = "any_of_k"
 EXACT = "extraction_probability"
 _ANCESTRAL = "ancestral"
-# hit counts less probable than this contradict the measured probabilities
+# hit counts less probable than this contradict the measured probabilities; attacks share the level
 _IMPROBABLE = 0.01
 
 
@@ -119,15 +119,16 @@ def list_contradiction_doubts(
     """
     rows = [f for f in result.select_findings(target) if not f.not_applicable]
     attacks = [f for f in rows if is_measured(f.measurement(RECALL))]
+    level = _IMPROBABLE / max(1, len(attacks))
     # an ordered set; "": the numbers agree
-    sentences = dict.fromkeys(starmap(_describe_too_few_hits, product(rows, attacks)))
+    sentences = dict.fromkeys(starmap(_describe_too_few_hits, product(rows, attacks, [level])))
     if target == UNDEFENDED and greedy is not None:
         sentences |= dict.fromkeys(_describe_greedy_contradiction(greedy, rows, attacks))
     for sentence in filter(None, sentences):
         yield Doubt("contradiction", sentence)
 
 
-def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
+def _describe_too_few_hits(probe: Finding, attack: Finding, level: float) -> str:
     """Return a sentence if an attack has far fewer hits than a probe predicts, otherwise "".
 
     A secret is a hit if any guess is right. The probe measured p, the mean probability that one
@@ -138,6 +139,7 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
     Args:
         probe: finding with the extraction probability.
         attack: finding with the recall.
+        level: hit counts that are less probable contradict the probability.
     """
     untruncated = probe.measurement(f"{EXACT}_{_ANCESTRAL}")
     if untruncated is not None and attack.decoding.startswith(_ANCESTRAL):
@@ -154,10 +156,7 @@ def _describe_too_few_hits(probe: Finding, attack: Finding) -> str:
         p = probability.value
     else:
         p = probability.low
-    if (
-        hits > recall.n * p - 1
-        or (tail := float(compute_binomial_cdf(hits, recall.n, p))) >= _IMPROBABLE
-    ):
+    if hits > recall.n * p - 1 or (tail := float(compute_binomial_cdf(hits, recall.n, p))) >= level:
         return ""
     return (
         f"{attack.attack} extracts {hits:,} of {recall.n:,}, but at the measured probability of "

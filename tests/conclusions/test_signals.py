@@ -405,3 +405,15 @@ def test_a_defended_target_that_leaks_is_what_the_gate_is_about() -> None:
     defended = row(auc(0.6, 0.7), target="pmixed")
     gated = assess_leak_signals(run(leaks, defended)).find_gate_signal()
     assert gated is not None and (gated.target, gated.gate_rule) == ("pmixed", "membership_auc=0.6")
+
+
+def test_attacks_share_the_level_of_a_contradiction() -> None:
+    """Of 10 attacks that draw from the measured distribution, one contradicted it in 6% of runs."""
+    probe = row(probability("extraction_probability", 0.2, 0.1, 300), attack="probe")
+
+    def count_doubts(*hits: int) -> int:
+        rows = [row(share("recall", k, 300), attack=f"a{i}") for i, k in enumerate(hits)]
+        assessment = assess_leak_signals(run(probe, *rows))
+        return len(assessment.contradictions["undefended"])
+
+    assert [count_doubts(43), count_doubts(43, *[60] * 9), count_doubts(36, *[60] * 9)] == [1, 0, 1]
