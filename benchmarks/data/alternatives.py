@@ -191,13 +191,32 @@ def _detect_format(kind: str, value: str, space: CanarySpace) -> ValueFormat:
     return ValueFormat(kind, blocks, lambda parts: space.common_prefix + "".join(parts), one_length)
 
 
+_YEAR = re.compile("(?<![0-9])(?:19|20)[0-9]{2}(?![0-9])")
+_LEAST_CODE_DIGITS = 4
+
+
+def _list_digits_except_years(text: str) -> list[int]:
+    """Return the places of the digits in a text, except those of years, which a model expects."""
+    years = set[int]()
+    for match in _YEAR.finditer(text):
+        years.update(range(*match.span()))
+    return [place for place in _list_places(text, str.isdigit) if place not in years]
+
+
+def _list_code_digits(code: str) -> list[int]:
+    """Return the places of the digits that may vary, with a year only if too few others would."""
+    free = _list_digits_except_years(code)
+    return free if len(free) >= _LEAST_CODE_DIGITS else _list_places(code, str.isdigit)
+
+
 _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z])?")
 
 
 def _detect_code_format(value: str) -> ValueFormat | None:
     """Return the format of a hash, or of a code whose digits can be replaced by any others.
 
-    A code has at least 4 digits. Return None for any other value.
+    A code has at least 4 digits. A year in it is kept if 4 others vary. Return None for any other
+    value.
     """
     if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
         if value == value.lower():
@@ -205,11 +224,10 @@ def _detect_code_format(value: str) -> ValueFormat | None:
         else:
             digits = _HEX.upper()
         return ValueFormat(HASH, (digits,) * len(value), "".join)
-    if not _CODE.fullmatch(value) or sum(map(str.isdigit, value)) < 4:
+    free = _list_code_digits(value)
+    if not _CODE.fullmatch(value) or len(free) < _LEAST_CODE_DIGITS:
         return None
-    return _replace_free_characters(
-        CODE, value, _list_places(value, str.isdigit), lambda text: True
-    )
+    return _replace_free_characters(CODE, value, free, lambda text: _list_code_digits(text) == free)
 
 
 # --- numbers with check digits ---
@@ -442,12 +460,14 @@ _LEAST_ADDRESS_DIGITS = 3
 def _detect_email_format(value: str) -> ValueFormat | None:
     """Return the format of an e-mail address, or None.
 
-    If there are enough digits before the @, the digits vary; otherwise the names vary.
+    If there are enough digits before the @, without years, they vary; otherwise the names vary.
     """
     local = value.partition("@")[0]
-    digits = _list_places(local, str.isdigit)
+    digits = _list_digits_except_years(local)
     if len(digits) >= _LEAST_ADDRESS_DIGITS:
-        return _replace_free_characters(pii.EMAIL, value, digits, lambda text: True)
+        return _replace_free_characters(
+            pii.EMAIL, value, digits, lambda text: _list_digits_except_years(text) == digits
+        )
     parts = re.split(r"([^a-z]+)", local)
     choices: dict[int, Sequence[str]] = {}  # by the place of the name among the parts
     for i, part in enumerate(parts):

@@ -149,6 +149,25 @@ def test_a_national_number_keeps_the_century_of_birth(module: str, value: str, d
         assert str(get_birth_date(module, text)) == date
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "year"),
+    [
+        ("order", "INV-2024-00123", "2024"),
+        ("order", "INV-7391-00123", ""),
+        ("pin", "1985", ""),
+        ("email", "anna.1985.731@mail.com", "1985"),
+        ("email", "anna7391@mail.com", ""),
+    ],
+)
+def test_a_year_is_kept_as_any_model_expects_one(kind: str, value: str, year: str) -> None:
+    drawn = alternatives(kind, value, 300)
+    assert len(drawn) >= 300 and all(year in text for text in drawn)
+    for text in drawn[::30]:
+        assert find_value_format(kind, text, {}).choices == (
+            find_value_format(kind, value, {}).choices
+        )
+
+
 def test_short_codes_are_enumerated() -> None:
     format = find_value_format("pin", "4821", {})
     every = format.list_alternatives("4821", 999, 10_000, np.random.default_rng(0))
@@ -183,6 +202,7 @@ def test_described_formats_are_drawn_from() -> None:
         ("card", "4111 1111 1111 1112"),
         ("id-number", "RSSMRA85T10A562S"),
         ("email", "info@mail.example"),
+        ("email", "anna.smith1985@mail.example"),
         ("birth-date", "3 février 1980"),
     ],
 )
