@@ -172,6 +172,11 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
     """
     plan = Plan.from_json(run.result.plan, str(request.run / "result.json"))
     _check_retrainable(plan)
+    if run.result.benchmark.unasked:
+        raise AuditError(
+            "expected a run that asked all its records, got a check that ran out of time: audit "
+            f"check --resume {shlex.quote(str(request.run))}"
+        )
     name, options = _parse_mitigation(request)
     if plan.target.uses_builtin_lab:
         for flag, value in (("--train", request.train), ("--data", request.data)):

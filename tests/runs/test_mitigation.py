@@ -19,6 +19,7 @@ from auditor.benchmarks.data.files import write_kept_data
 from auditor.cli import run_command_line
 from auditor.conclusions.outcomes import read_run_outcomes
 from auditor.core.plan import Plan
+from auditor.core.result import NO_TIME
 from auditor.defenses.dropped_records import CopyCap, Dedup, DropRecords
 from auditor.models.shards import read_shard_record_list, record_digests, write_shard_record_list
 from auditor.plugins import registry
@@ -244,6 +245,19 @@ def test_other_records_than_were_attacked_are_refused_before_training(
     finally:
         data.write_text(whole)
     assert "the data has changed since" in capsys.readouterr().err and not out.exists()
+
+
+def test_a_check_that_ran_out_of_time_is_refused_before_training(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """Its second audit asks all records, and could not be compared."""
+    run = read_run_outcomes(inputs / "run")
+    records = run.result.benchmark.records
+    members = dataclasses.replace(records["members"], not_attacked={NO_TIME: 7})
+    benchmark = dataclasses.replace(run.result.benchmark, records={**records, "members": members})
+    part = dataclasses.replace(run, result=dataclasses.replace(run.result, benchmark=benchmark))
+    with refuses("audit check --resume"):
+        plan_mitigation(MitigationOptions(inputs / "run", "dedup", tmp_path / "out"), part)
 
 
 def test_a_run_that_a_gate_stops_is_refused_before_training(
