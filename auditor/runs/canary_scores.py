@@ -89,9 +89,10 @@ def score_canaries(
     """
     canary_manifest = manifests.read_exposure_canary_manifest(manifest)
     if (Path(model) / "plan.json").is_file():
-        if probe_options or prefix_token != AUTO:
+        if probe_options or prefix_token != AUTO or seed or loading != LoadingOptions():
             raise AuditError(
-                "-A and --prefix-token go with a model: a run was measured with options of its own"
+                "-A, --prefix-token, --seed and how to load a model go with a model: a run was "
+                "measured with options of its own"
             )
         return _read_run_scores(canary_manifest, Path(model))
     name = registry.find_method_name(_MEASURED)

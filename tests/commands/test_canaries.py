@@ -130,6 +130,9 @@ def test_a_run_has_no_scores_of_another_manifest_with_the_same_ids(
     assert ids[0] == ids[1]
     check_command("canaries", "score", f"{tmp_path}/other.json", finished, code=2)
     assert "the run measured others" in capsys.readouterr().err
+    for option in (["--seed", "3"], ["--dtype", "bfloat16"]):  # they had no effect
+        check_command("canaries", "score", f"{inputs}/canaries.json", finished, *option, code=2)
+        assert "go with a model" in capsys.readouterr().err
 
 
 def test_ids_and_numbers_only(inputs: Path, finished: Path, capsys: Said) -> None:
