@@ -141,6 +141,10 @@ def test_every_training_by_clipped_gradients_can_be_audited(
         ({"noise_size": 1.3}, ""),  # more noise breaks no claim
         ({"noise_repeated": 0.99}, "two steps have the same noise"),
         (
+            {"noise_size": 4e-10, "noise_repeated": 0.99},
+            "the noise has 4e-10 of the claimed standard deviation",
+        ),
+        (
             {"noise_repeated": 0.99, "noise_values": 160},
             "",
         ),  # 16 values a step may be alike by chance

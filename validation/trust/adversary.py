@@ -264,25 +264,22 @@ def worst_ensemble(
 
 
 def ensembles() -> Iterator[Claimed]:
-    for accounting, adjacency, relations in (
-        ("sound", "zero_out", ("zero_out", "replace")),
-        ("sound", "replace", ("zero_out", "replace")),
-        ("sound", "add_remove", ("zero_out", "add_remove", "replace")),
-        ("published", "add_remove", ("zero_out", "add_remove")),
+    for options, words, relations in (
+        ({"adjacency": "zero_out"}, "set up for zero_out", ("zero_out", "replace")),
+        ({"adjacency": "replace"}, "set up for replace", ("zero_out", "replace")),
+        (
+            {"adjacency": "add_remove"},
+            "set up for add_remove",
+            ("zero_out", "add_remove", "replace"),
+        ),
+        ({"accounting": "published"}, "as published", ("zero_out", "add_remove")),
     ):
         for relation in relations:
-            words = (
-                f"{relation}, set up for {adjacency}"
-                if accounting == "sound"
-                else f"{relation}, as published"
-            )
-            of = partial(
-                worst_ensemble, {"accounting": accounting, "adjacency": adjacency}, relation
-            )
+            of = partial(worst_ensemble, options, relation)
             yield Claimed(
                 "pmixed",
-                words,
-                accounting == "sound",
+                f"{relation}, {words}",
+                "accounting" not in options,
                 partial(over_settings, ENSEMBLE_SETTINGS, of),
             )
 
