@@ -108,14 +108,14 @@ def test_the_steps_of_the_second_process_are_shown_while_the_first_waits(
     lab = Lab(recipe, cache=tmp_path, progress=lambda *step: shown.append(step))
     own = list[int]()
 
-    def train_late(lab: Lab, path: Path) -> None:
+    def train_until_the_second_has_begun(lab: Lab, path: Path) -> None:
+        train(lab, path)
         lock = lab.folder / f"{name_ensemble(recipe, None)}.lock"
         while not lock.exists() and started[0].poll() is None:
             time.sleep(0.01)
-        train(lab, path)
         own.append(len(shown))
 
-    monkeypatch.setattr(Lab, "train_target_model", train_late)
+    monkeypatch.setattr(Lab, "train_target_model", train_until_the_second_has_begun)
     monkeypatch.setattr(Lab, "train_ensemble_members", lambda *given, **named: 1 / 0)
     train_in_two_processes(lab, [None])
     steps = {step for step in shown[own[0] :] if "waiting" not in step[0]}
