@@ -227,7 +227,7 @@ def _report_unsearchable(
     reasons = []
     if TEXT in judged:
         searchable |= records.with_text
-        reasons.append("their texts have below 16 letters and digits, or others have the same")
+        reasons.append("their texts have fewer than 16 letters and digits, or others have the same")
     if VECTORS in judged or not judged:
         searchable |= records.with_vectors
         reasons.append("they have no vector, or others have the same")
