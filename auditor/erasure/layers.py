@@ -171,7 +171,7 @@ def _list_possible(layer: Layer, kind: str, records: ErasureRecords) -> frozense
     Return None if the layer could not contain any deleted record.
     """
     if kind == VECTORS:
-        if all(record.vector is None for record in records.targets):
+        if not any(record.vectors for record in records.targets):
             return None
         possible = records.with_vectors
     else:

@@ -29,6 +29,7 @@ CONTROL = 400  # kept records to look for
 LEAST = 20  # fewest control records for a verdict on a layer
 _AT_ONCE = 2_000  # kept rows to compare at once
 _VECTOR_NAMES = ("embedding", "vector")
+_SAME = 1 - 1e-6  # cosine of two vectors that differ by rounding of float32 at most
 _NEARLY = 0.99  # cosine in float32 from which it is computed in float64
 ALIKE = 0.999  # cosine at which two vectors count as equal, as int8 and float16 round
 # Below this cosine with all other vectors, a rounded vector is nearest to its own record's.
@@ -37,18 +38,23 @@ _DISTINCT = 2 * ALIKE**2 - 1
 
 @dataclass(frozen=True)
 class StoredRecord:
-    """Hold a record to search for; vector: (dimensions,), or None; users: the record's people."""
+    """Hold a record to search for; users: the record's people.
+
+    vectors: equal up to rounding, (dimensions,) each; several if rows have the same text.
+    """
 
     name: str
     text: str
     deleted: bool
-    vector: Floats | None = None
+    vectors: tuple[Floats, ...] = ()
     users: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class ErasureRecords:
     """Hold the deleted records, followed by a sample of the kept records.
+
+    Deleted records of the same text have different vectors; the first one stands for the text.
 
     windows: the index of the records' unique byte windows.
     highest_cosines: (records,), the highest cosine of a record's vector with any other vector.
@@ -73,8 +79,11 @@ class ErasureRecords:
 
     @cached_property
     def deleted_texts(self) -> dict[str, int]:
-        """The index of each deleted record, keyed by its text."""
-        return {record.text: i for i, record in enumerate(self.targets) if record.deleted}
+        """The index of the first deleted record of each text, keyed by the text."""
+        indices = dict[str, int]()
+        for i in sorted(self.deleted):
+            indices.setdefault(self.targets[i].text, i)
+        return indices
 
     @cached_property
     def with_vectors(self) -> frozenset[int]:
@@ -84,7 +93,7 @@ class ErasureRecords:
     @cached_property
     def with_own_vectors(self) -> frozenset[int]:
         """The indices of the records whose vectors differ from those of all other records."""
-        return self._list_below(1 - 1e-6)
+        return self._list_below(_SAME)
 
     def _list_below(self, cosine: float) -> frozenset[int]:
         usable = ~np.isnan(self.directions[:, 0]) & (self.highest_cosines < cosine)
@@ -93,7 +102,8 @@ class ErasureRecords:
     @cached_property
     def with_text(self) -> frozenset[int]:
         """The indices of the records with letters and digits in a row that no other record has."""
-        return self.windows.list_records(TEXT, LETTERS)
+        texts = {self.targets[i].text for i in self.windows.list_records(TEXT, LETTERS)}
+        return frozenset(i for i, record in enumerate(self.targets) if record.text in texts)
 
 
 def read_erasure_records(
@@ -105,7 +115,9 @@ def read_erasure_records(
     AuditError if a file is invalid or a deleted record is kept.
     """
     removed = _read_deleted(deleted, user_column)
-    by_text = {record.text: i for i, (_, record) in enumerate(removed)}
+    first_rows = dict[str, int]()
+    for row, record in removed:
+        first_rows.setdefault(record.text, row)
     control = _read_control(remaining)
     targets = tuple(record for _, record in (*removed, *control))
     _require_equal_dimensions(targets)
@@ -123,11 +135,10 @@ def read_erasure_records(
     hashes = set[int]()
     for rows, texts, vectors in _stream_kept(remaining, directions.shape[1]):
         for row, text in zip(rows, texts, strict=True):
-            if text in by_text:
-                index = removed[by_text[text]][0]
+            if text in first_rows:
                 raise AuditError(
                     "expected no deleted record among --kept, got the same text in row "
-                    f"{index} of {str(deleted)!r} and row {row} of {str(remaining)!r} (counted "
+                    f"{first_rows[text]} of {str(deleted)!r} and row {row} of {str(remaining)!r} (counted "
                     "from 0)"
                 )
         hashes.update(map(hash, texts))
@@ -155,13 +166,15 @@ def read_erasure_records(
 def _index_windows(targets: Sequence[StoredRecord]) -> WindowIndex:
     """Index the targets' texts and vectors, and mark the windows that several targets share."""
     windows = WindowIndex(choose_window_count(len(targets)))
+    owners = dict[tuple[str, int], int]()  # by text, and by index if the record is kept
     for i, record in enumerate(targets):
-        windows.add_text(i, record.text)
-        if record.vector is not None:
-            windows.add_vector(i, record.vector)
+        if owners.setdefault((record.text, 0 if record.deleted else i), i) == i:
+            windows.add_text(i, record.text)
+        for vector in record.vectors:
+            windows.add_vector(i, vector)
     windows.finish()
-    for i, record in enumerate(targets):
-        windows.mark_shared([record.text], i)
+    for (text, _), i in owners.items():
+        windows.mark_shared([text], i)
     return windows
 
 
@@ -206,16 +219,16 @@ def _skip_owners(cosines: NDArray[np.floating[Any]], owners: Ints) -> None:
 
 
 def _list_directions(targets: Sequence[StoredRecord]) -> Floats:
-    n_dimensions = max((len(r.vector) for r in targets if r.vector is not None), default=1)
+    n_dimensions = max((len(v) for record in targets for v in record.vectors), default=1)
     directions = np.full((len(targets), n_dimensions), np.nan)
     for i, record in enumerate(targets):
-        if record.vector is not None and (length := np.linalg.norm(record.vector)) > 0:
-            directions[i] = record.vector / length
+        if record.vectors and (length := np.linalg.norm(record.vectors[0])) > 0:
+            directions[i] = record.vectors[0] / length
     return directions
 
 
 def _require_equal_dimensions(targets: Sequence[StoredRecord]) -> None:
-    sizes = sorted({len(record.vector) for record in targets if record.vector is not None})
+    sizes = sorted({len(vector) for record in targets for vector in record.vectors})
     if len(sizes) > 1:
         raise AuditError(f"expected vectors of one length in both files, got {sizes}")
 
@@ -223,10 +236,10 @@ def _require_equal_dimensions(targets: Sequence[StoredRecord]) -> None:
 def _read_deleted(path: Path, user_column: str | None) -> list[tuple[int, StoredRecord]]:
     """Read the deleted records with their row numbers.
 
-    Rows of the same text are one record, of all their people. If several records have the same id,
-    their names have the row number.
+    Rows of the same text and vector are one record, of all their people. If several records have
+    the same id, their names have the row number.
     """
-    records = dict[str, tuple[int, StoredRecord]]()
+    records = dict[str, list[tuple[int, StoredRecord]]]()
     names = set[str]()
     for row, value in enumerate(_stream_rows("--deleted", path)):
         record = _parse_record("--deleted", path, row, value, deleted=True)
@@ -237,18 +250,42 @@ def _read_deleted(path: Path, user_column: str | None) -> list[tuple[int, Stored
                     f"the column {user_column!r}, got none"
                 )
             record = replace(record, users=(str(value[user_column]),))
-        if record.text in records:
-            first_row, first = records[record.text]
-            users = tuple(dict.fromkeys((*first.users, *record.users)))
-            records[record.text] = first_row, replace(first, users=users)
+        twins = records.setdefault(record.text, [])
+        if _join_twin(twins, record):
             continue
         if record.name in names:
             record = replace(record, name=f"{record.name}, row {row}")
         names.add(record.name)
-        records[record.text] = row, record
+        twins.append((row, record))
     if not records:
         raise AuditError(f"--deleted {str(path)!r} is empty: expected at least one row")
-    return list(records.values())
+    return [numbered for twins in records.values() for numbered in twins]
+
+
+def _join_twin(twins: list[tuple[int, StoredRecord]], record: StoredRecord) -> bool:
+    """Join a record to that of the same text and vector, if any; return whether there is one.
+
+    The first of `twins`, the records of this text, gets the people of all.
+    """
+    is_joined = False
+    for i, (row, twin) in enumerate(twins):
+        is_same = not is_joined and _have_same_direction(twin.vectors, record.vectors)
+        if is_same or i == 0:
+            users = tuple(dict.fromkeys((*twin.users, *record.users)))
+            vectors = (*twin.vectors, *record.vectors) if is_same else twin.vectors
+            twins[i] = row, replace(twin, users=users, vectors=vectors)
+        is_joined |= is_same
+    return is_joined
+
+
+def _have_same_direction(some: Sequence[Floats], others: Sequence[Floats]) -> bool:
+    """Return whether the first vectors have the same direction; True if one has no vector."""
+    if not (some and others):
+        return True
+    one, other = some[0], others[0]
+    if len(one) != len(other):
+        return False
+    return bool(one @ other >= _SAME * np.linalg.norm(one) * np.linalg.norm(other))
 
 
 def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
@@ -317,20 +354,21 @@ def _parse_record(
         name = str(value["id"])
     else:
         name = f"row {row}"
-    return StoredRecord(name, text, deleted, _parse_vector(source, value))
+    return StoredRecord(name, text, deleted, tuple(_list_vectors(source, value)))
 
 
-def _parse_vector(where: str, value: dict[str, Any]) -> Floats | None:
+def _list_vectors(where: str, value: dict[str, Any]) -> Iterator[Floats]:
     column = next((name for name in _VECTOR_NAMES if value.get(name) is not None), None)
     if column is None:
-        return None
+        return
     try:
         vector = np.array(value[column], dtype=np.float64)
     except (TypeError, ValueError):
         vector = np.empty((0, 0))
     if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():
         raise AuditError(f"{where}: expected a list of finite numbers in {column!r}")
-    return vector
+    if vector.any():  # zeros have no direction
+        yield vector
 
 
 def _stream_kept(path: Path, n_dimensions: int) -> Iterator[tuple[list[int], list[str], Floats]]:
@@ -342,9 +380,7 @@ def _stream_kept(path: Path, n_dimensions: int) -> Iterator[tuple[list[int], lis
             records.append(_parse_record("--kept", path, *numbered_row, deleted=False))
         vectors = []
         for record in records:
-            vectors.append(
-                np.full(n_dimensions, np.nan) if record.vector is None else record.vector
-            )
+            vectors += record.vectors or [np.full(n_dimensions, np.nan)]
         if any(len(vector) != n_dimensions for vector in vectors):
             raise AuditError(f"--kept {str(path)!r}: expected vectors of {n_dimensions} numbers")
         texts = [record.text for record in records]

@@ -106,14 +106,13 @@ def test_a_model_is_not_cleared_of_a_record_that_is_in_no_test(
     tmp_path: Path, tokenizer: object
 ) -> None:
     deleted, kept = split_rows(make_card_rows(26), 4)
-    gone = write_rows(tmp_path / "gone.jsonl", [*deleted, {"id": "short", "text": "PIN 4711"}])
+    twin = {**deleted[0], "embedding": kept[0]["embedding"][::-1]}
+    gone = write_rows(tmp_path / "gone.jsonl", [*deleted, {"id": "s", "text": "PIN 4711"}, twin])
     records = read_erasure_records(gone, write_rows(tmp_path / "kept.jsonl", kept))
     verdicts = judge(tmp_path, tokenizer, kept, records)
     counts = {kind: v.n_deleted for kind, v in verdicts.items() if v.verdict == "gone"}
     assert counts == dict.fromkeys((COMPLETION, RANKS, MEMBERSHIP), 4)
-    assert (
-        verdicts["records"].why == "1 of 5 deleted records are in no test, as they are short: short"
-    )
+    assert verdicts["records"].why == "1 of 6 deleted records are in no test, as they are short: s"
 
 
 def test_a_model_is_not_cleared_by_a_test_that_cannot_see_one_record(

@@ -444,3 +444,19 @@ def test_each_person_and_each_record_of_one_id_counts(tmp_path: Path) -> None:
     erasure = examine_erased_stores([store], records, lambda _: None)
     assert (erasure.n_deleted, erasure.n_left, erasure.n_users) == (6, 4, 4)
     assert erasure.users_left == ["another", "person 0", "person 1", "person 2"]
+
+
+def test_each_vector_of_rows_of_one_text_is_looked_for(tmp_path: Path) -> None:
+    rows = make_rows(60)
+    deleted, kept = rows[:6], rows[6:]
+    bare = {"id": "bare", "text": deleted[0]["text"]}
+    twin = {**deleted[0], "id": "twin", "embedding": deleted[1]["embedding"][::-1]}
+    nearly = {**twin, "embedding": [number * (1 + 1e-6) for number in twin["embedding"]]}
+    store = tmp_path / "vectors"
+    for left, name in ((deleted[0], "bare"), (twin, "twin"), (nearly, "twin")):
+        store.write_bytes(b"".join(map(vector_bytes, [*kept, left])))
+        erasure = examine(tmp_path, [bare, *deleted, twin, nearly], kept, str(store))
+        assert (erasure.n_deleted, erasure.leftovers) == (7, {name})
+    store.write_text("".join(row["text"] for row in [*kept, twin]))
+    erasure = examine(tmp_path, [bare, *deleted, twin, nearly], kept, str(store))
+    assert erasure.leftovers == {"bare"}
