@@ -14,12 +14,14 @@ import re
 import string
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
+from scipy.special import entr
 
 from auditor.core.arrays import Ints
 
@@ -51,7 +53,16 @@ _STREAMS: tuple[tuple[str, re.Pattern[bytes], Callable[[], Any]], ...] = (
     ("bzip2", re.compile(rb"BZh[1-9]1AY&SY"), bz2.BZ2Decompressor),
     ("xz", re.compile(rb"\xfd7zXZ\0"), lzma.LZMADecompressor),
 )
-_ZSTD = re.compile(rb"\x28\xb5\x2f\xfd")
+_BY_ARROW = (
+    ("zstd", re.compile(rb"\x28\xb5\x2f\xfd")),
+    ("lz4", re.compile(rb"\x04\x22\x4d\x18")),
+)
+_ZIP = re.compile(rb"PK\x03\x04.{4}\x08\x00.{16}(..)(..)", re.DOTALL)
+_MOST_TIMES = 256  # as long a text may be as its compressed bytes
+_BLOCK = 1024  # bytes
+# Bits of a byte's entropy in a block. Of 1,024 compressed or random bytes it is 7.69 and more, of
+# vectors (float64 to int8) at most 7.65.
+_LEAST_BITS = 7.67
 
 # --- letters and digits ---
 
@@ -157,13 +168,26 @@ def drop_digits(letters: bytes) -> bytes:
 # --- parts in another encoding ---
 
 
+class Part(NamedTuple):
+    """Hold the decoded bytes of a part in another encoding.
+
+    is_cut: whether its stream breaks off after more than `OVERLAP` bytes.
+    span: start and end of a complete stream in its file; otherwise, the end is 0.
+    """
+
+    encoding: str
+    content: bytes
+    is_cut: bool = False
+    span: tuple[int, int] = (0, 0)
+
+
 def decode_parts(
     content: bytes, path: Path | None = None, first: int = 0, depth: int = 2
-) -> Iterator[tuple[str, bytes, bool]]:
-    """Yield (encoding, decoded bytes, is cut) of the parts in another encoding.
+) -> Iterator[Part]:
+    """Yield the parts in another encoding.
 
-    The encodings are base64, hexadecimal, lists of numbers of bytes, zlib, gzip, bzip2, xz and
-    zstd. A part is cut if its stream breaks off after more than `OVERLAP` bytes.
+    The encodings are base64, hexadecimal, lists of numbers of bytes, zlib, gzip, zip, bzip2, xz,
+    zstd and lz4.
 
     path, first: the file with the content, and the offset of the content in the file, where a
         stream may go on after the content; depth: how many encodings are undone if one is within
@@ -171,13 +195,14 @@ def decode_parts(
     """
     with path.open("rb") if path else io.BytesIO(content) as source:
         decompressed = _decompress(content, source, first)
-        by_zstd = _decompress_zstd(content, path, first)
+        framed = _decompress_arrow_streams(content, path, first)
         as_text = chain(_decode_base64(content), _decode_numbers(content))
-        for name, part, is_cut in chain(decompressed, by_zstd, as_text):
-            yield name, part, is_cut
+        for part in chain(decompressed, framed, as_text):
+            yield part
             if depth > 1:
-                for inner_name, inner, inner_is_cut in decode_parts(part, depth=depth - 1):
-                    yield f"{inner_name} in {name}", inner, inner_is_cut
+                for inner in decode_parts(part.content, depth=depth - 1):
+                    name = f"{inner.encoding} in {part.encoding}"
+                    yield inner._replace(encoding=name, span=(0, 0))
 
 
 def _list_streams(content: bytes) -> Iterator[tuple[int, str, Any]]:
@@ -190,9 +215,12 @@ def _list_streams(content: bytes) -> Iterator[tuple[int, str, Any]]:
     for name, pattern, make in _STREAMS:
         for match in pattern.finditer(content):
             yield match.start(), name, make()
+    for match in _ZIP.finditer(content):
+        n_before = int.from_bytes(match[1], "little") + int.from_bytes(match[2], "little")
+        yield match.end() + n_before, "zip", zlib.decompressobj(-zlib.MAX_WBITS)
 
 
-def _decompress(content: bytes, source: BinaryIO, first: int) -> Iterator[tuple[str, bytes, bool]]:
+def _decompress(content: bytes, source: BinaryIO, first: int) -> Iterator[Part]:
     """Yield as `decode_parts` does. source: the file, or the content if it is no part of a file."""
     for start, name, stream in _list_streams(content):
         source.seek(first + start)
@@ -201,42 +229,42 @@ def _decompress(content: bytes, source: BinaryIO, first: int) -> Iterator[tuple[
             while not stream.eof and (block := source.read(_STEP)):
                 part += stream.decompress(block)
                 if len(part) >= _AT_ONCE:
-                    yield name, bytes(part), False
+                    yield Part(name, bytes(part))
                     del part[:-OVERLAP]
         except (zlib.error, lzma.LZMAError, OSError):
             pass  # other bytes, or the stream ends within a page
         if part:
             is_cut = not stream.eof and source.tell() - first - start > OVERLAP
-            yield name, bytes(part), is_cut
+            end = (source.tell() - len(stream.unused_data)) * stream.eof
+            yield Part(name, bytes(part), is_cut, (first + start, end))
 
 
-def _decompress_zstd(
-    content: bytes, path: Path | None, first: int
-) -> Iterator[tuple[str, bytes, bool]]:
+def _decompress_arrow_streams(content: bytes, path: Path | None, first: int) -> Iterator[Part]:
     """Yield as `decode_parts` does."""
-    for match in _ZSTD.finditer(content):
+    for name, match in [(name, m) for name, magic in _BY_ARROW for m in magic.finditer(content)]:
         import pyarrow
 
         start = first + match.start()
         source = pyarrow.OSFile(str(path)) if path else pyarrow.BufferReader(content)
         source.seek(start)
-        stream = pyarrow.CompressedInputStream(source, "zstd")
+        stream = pyarrow.CompressedInputStream(source, name)
         part = bytearray()
         is_cut = False
         try:
             while block := stream.read(_LAST):
                 part += block
                 if len(part) >= _AT_ONCE:
-                    yield "zstd", bytes(part), False
+                    yield Part(name, bytes(part))
                     del part[:-OVERLAP]
         except OSError as error:
-            is_next = "Unknown frame" in str(error)  # other bytes after the stream
+            # Other bytes after the stream, by zstd and by lz4.
+            is_next = any(t in str(error) for t in ("Unknown frame", "frameType_unknown"))
             is_cut = not is_next and source.tell() - start > OVERLAP
         if part:
-            yield "zstd", bytes(part), is_cut
+            yield Part(name, bytes(part), is_cut, (start, source.tell()))
 
 
-def _decode_base64(content: bytes) -> Iterator[tuple[str, bytes, bool]]:
+def _decode_base64(content: bytes) -> Iterator[Part]:
     marked = content.translate(_IS_BASE64)
     start = 0
     while (start := marked.find(b"\1" * _RUN, start)) >= 0:
@@ -245,7 +273,7 @@ def _decode_base64(content: bytes) -> Iterator[tuple[str, bytes, bool]]:
             for shift in range(2):
                 n_digits = (len(digits[0]) - shift) // 2 * 2
                 run = digits[0][shift : shift + n_digits]
-                yield "hexadecimal", bytes.fromhex(run.decode()), False
+                yield Part("hexadecimal", bytes.fromhex(run.decode()))
             start = digits.end()
             continue
         match = _BASE64.match(content, start)
@@ -254,10 +282,10 @@ def _decode_base64(content: bytes) -> Iterator[tuple[str, bytes, bool]]:
         run = _LINE_BREAKS.sub(b"", match[0]).translate(bytes.maketrans(b"-_", b"+/"))
         for shift in range(4):
             n_characters = (len(run) - shift) // 4 * 4
-            yield "base64", base64.b64decode(run[shift : shift + n_characters]), False
+            yield Part("base64", base64.b64decode(run[shift : shift + n_characters]))
 
 
-def _decode_numbers(content: bytes) -> Iterator[tuple[str, bytes, bool]]:
+def _decode_numbers(content: bytes) -> Iterator[Part]:
     """Decode lists of byte values, as `decode_parts` yields parts; numbers of no byte become 0."""
     marked = content.translate(_IS_NUMBERS)
     start = 0
@@ -268,6 +296,60 @@ def _decode_numbers(content: bytes) -> Iterator[tuple[str, bytes, bool]]:
         numbers = _NUMBER.findall(_KEY.sub(b"", content[start : run.end()]))
         start = run.end()
         if len(numbers) >= 16:
-            yield "numbers", b"".join(_BYTES.get(number, b"\0") for number in numbers), False
+            yield Part("numbers", b"".join(_BYTES.get(number, b"\0") for number in numbers))
     for match in _TYPED.finditer(content):
-        yield "numbers", match[0][1::2], False
+        yield Part("numbers", match[0][1::2])
+
+
+# --- parts without a mark ---
+
+
+def join_cells(cells: Sequence[bytes]) -> bytes:
+    """Join the cells of a column of bytes, followed by the decompressed cells.
+
+    Raw deflate, Snappy and LZ4 (after the text's length) have no mark, so only a stream whose start
+    is known can be decompressed.
+    """
+    return b"\0".join(chain(cells, *map(_decompress_cell, cells)))
+
+
+def _decompress_cell(cell: bytes) -> Iterator[bytes]:
+    stream = zlib.decompressobj(-zlib.MAX_WBITS)
+    with suppress(zlib.error):
+        text = stream.decompress(cell, _MOST_TIMES * len(cell))
+        if stream.eof and not stream.unused_data:
+            yield text
+    n_snappy = 0
+    for place, byte in enumerate(cell[:5]):
+        n_snappy |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            break
+    yield from _decompress_block(cell, n_snappy, "snappy")
+    n_lz4 = int.from_bytes(cell[:4], "little")
+    # If the length is too large, arrow appends bytes of other texts.
+    if not any(_decompress_block(cell[4:], n_lz4 - 1, "lz4_raw")):
+        yield from _decompress_block(cell[4:], n_lz4, "lz4_raw")
+
+
+def _decompress_block(block: bytes, n_bytes: int, codec: str) -> Iterator[bytes]:
+    import pyarrow
+
+    if 0 < n_bytes <= _MOST_TIMES * len(block):
+        with suppress(OSError):
+            yield pyarrow.decompress(block, n_bytes, codec, asbytes=True)
+
+
+def find_dense_block(content: bytes, spans: Iterable[tuple[int, int]]) -> int | None:
+    """Return the first place of 1,024 bytes that look compressed or encrypted; None without any.
+
+    spans: (start, end) of parts that were decoded.
+    """
+    is_unread = np.ones(len(content) // _BLOCK * _BLOCK, bool)
+    for start, end in spans:
+        is_unread[max(0, start) : max(0, end)] = False
+    blocks = np.flatnonzero(is_unread.reshape(-1, _BLOCK).mean(axis=1) > 0.5)
+    values = np.frombuffer(content, np.uint8)[: len(is_unread)].reshape(-1, _BLOCK)[blocks]
+    cells = (values + 256 * np.arange(len(blocks))[:, None]).ravel()
+    shares = np.bincount(cells, minlength=256 * len(blocks)).reshape(-1, 256) / _BLOCK
+    dense = blocks[entr(shares).sum(axis=1) >= _LEAST_BITS * np.log(2)]
+    return next(iter((dense * _BLOCK).tolist()), None)

@@ -17,7 +17,12 @@ from auditor.benchmarks.data import released_passages
 from auditor.benchmarks.data.released_passages import ReleasedRecord, WordIds
 from auditor.core.arrays import Floats
 from auditor.core.counts import format_count
-from auditor.erasure.encodings import decode_parts, drop_digits, extract_letters
+from auditor.erasure.encodings import (
+    decode_parts,
+    drop_digits,
+    extract_letters,
+    find_dense_block,
+)
 from auditor.erasure.records import ALIKE, LEAST, ErasureRecords, compute_highest_cosines
 from auditor.erasure.windows import SIZE, TEXT, VECTORS
 from auditor.reports import escaping
@@ -119,12 +124,14 @@ class _Sightings:
 
     places: the positions of records found, keyed by kind of content and then by record index.
     other_texts: texts found that are not records of --kept, as an ordered set.
-    cut: a compressed part that could not be read to its end, or "".
+    spans: the start and end of each compressed part that was read in a file.
+    unread: a compressed or encrypted part that could not be read completely, or "".
     """
 
     places: dict[str, dict[int, str]] = field(default_factory=dict)
     other_texts: dict[str, None] = field(default_factory=dict)
-    cut: str = ""
+    spans: list[tuple[Path, int, int]] = field(default_factory=list)
+    unread: str = ""
 
     def add(self, kind: str, record: int, place: str) -> None:
         self.places.setdefault(kind, {}).setdefault(record, place)
@@ -144,8 +151,8 @@ def judge_erasure_layer(store: str, layer: Layer, records: ErasureRecords) -> li
     try:
         for piece in layer.read_pieces():
             _look_into_piece(layer, piece, records, sightings)
-        if sightings.cut:
-            raise PartlyReadError(sightings.cut)
+        if sightings.unread:
+            raise PartlyReadError(sightings.unread)
     except PartlyReadError as error:
         doubt = f"it was read only in part: {error}"
     verdicts = []
@@ -211,16 +218,36 @@ def _look_into_piece(
             _gather_other_texts(piece.content, records, sightings)
     _find_windows(layer, piece, content, records, sightings)
     if TEXT in layer.kinds or VECTORS in layer.kinds:
-        for name, part, is_cut in decode_parts(content, piece.path, piece.start):
-            if is_cut:
-                sightings.cut = f"{name} breaks off in {piece.place}"
+        for part in decode_parts(content, piece.path, piece.start):
+            if part.is_cut:
+                sightings.unread = f"{part.encoding} breaks off in {piece.place}"
+            if piece.path is not None and part.span[1]:
+                sightings.spans.append((piece.path, *part.span))
             unlocated = replace(layer, locate=None)
-            place = replace(piece, place=f"{name} in {piece.place}")
-            _find_windows(unlocated, place, part, records, sightings)
+            place = replace(piece, place=f"{part.encoding} in {piece.place}")
+            _find_windows(unlocated, place, part.content, records, sightings)
+        if piece.path is not None and not sightings.unread:
+            _find_unread(layer, piece, content, sightings)
     if TEXT in layer.kinds and not isinstance(piece.content, bytes):
         for text in piece.content:
             if (record := records.deleted_texts.get(text)) is not None:
                 sightings.add(TEXT, record, f"whole text in {piece.place}")
+
+
+def _find_unread(layer: Layer, piece: Piece, content: bytes, sightings: _Sightings) -> None:
+    """Note the first part of a file's bytes that looks compressed or encrypted, if any."""
+    spans = []
+    for path, start, end in sightings.spans:
+        if path == piece.path and end > piece.start:
+            spans.append((path, start, end))
+    sightings.spans = spans
+    shifted = [(start - piece.start, end - piece.start) for _, start, end in spans]
+    place = find_dense_block(content, shifted)
+    if place is not None:
+        name = piece.place
+        if layer.locate is not None:
+            name = layer.locate(piece.start + place) or name
+        sightings.unread = f"bytes of {name} look compressed or encrypted"
 
 
 def _find_windows(

@@ -138,8 +138,8 @@ def read_erasure_records(
             if text in first_rows:
                 raise AuditError(
                     "expected no deleted record among --kept, got the same text in row "
-                    f"{first_rows[text]} of {str(deleted)!r} and row {row} of {str(remaining)!r} (counted "
-                    "from 0)"
+                    f"{first_rows[text]} of {str(deleted)!r} and row {row} of {str(remaining)!r} "
+                    "(counted from 0)"
                 )
         hashes.update(map(hash, texts))
         n_rows += len(rows)
@@ -168,7 +168,7 @@ def _index_windows(targets: Sequence[StoredRecord]) -> WindowIndex:
     windows = WindowIndex(choose_window_count(len(targets)))
     owners = dict[tuple[str, int], int]()  # by text, and by index if the record is kept
     for i, record in enumerate(targets):
-        if owners.setdefault((record.text, 0 if record.deleted else i), i) == i:
+        if owners.setdefault((record.text, i * (not record.deleted)), i) == i:
             windows.add_text(i, record.text)
         for vector in record.vectors:
             windows.add_vector(i, vector)
@@ -269,23 +269,23 @@ def _join_twin(twins: list[tuple[int, StoredRecord]], record: StoredRecord) -> b
     """
     is_joined = False
     for i, (row, twin) in enumerate(twins):
-        is_same = not is_joined and _have_same_direction(twin.vectors, record.vectors)
+        is_same = not is_joined and _have_same_direction(twin, record)
         if is_same or i == 0:
             users = tuple(dict.fromkeys((*twin.users, *record.users)))
-            vectors = (*twin.vectors, *record.vectors) if is_same else twin.vectors
+            vectors = twin.vectors + record.vectors * is_same
             twins[i] = row, replace(twin, users=users, vectors=vectors)
         is_joined |= is_same
     return is_joined
 
 
-def _have_same_direction(some: Sequence[Floats], others: Sequence[Floats]) -> bool:
-    """Return whether the first vectors have the same direction; True if one has no vector."""
-    if not (some and others):
+def _have_same_direction(first: StoredRecord, second: StoredRecord) -> bool:
+    """Compare the first vectors of two records; return True if a record has no vector."""
+    if not (first.vectors and second.vectors):
         return True
-    one, other = some[0], others[0]
-    if len(one) != len(other):
+    if len(first.vectors[0]) != len(second.vectors[0]):
         return False
-    return bool(one @ other >= _SAME * np.linalg.norm(one) * np.linalg.norm(other))
+    units = [record.vectors[0] / np.linalg.norm(record.vectors[0]) for record in (first, second)]
+    return bool(units[0] @ units[1] >= _SAME)
 
 
 def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
@@ -378,7 +378,7 @@ def _stream_kept(path: Path, n_dimensions: int) -> Iterator[tuple[list[int], lis
         records = []
         for numbered_row in batch:
             records.append(_parse_record("--kept", path, *numbered_row, deleted=False))
-        vectors = []
+        vectors = list[Floats]()
         for record in records:
             vectors += record.vectors or [np.full(n_dimensions, np.nan)]
         if any(len(vector) != n_dimensions for vector in vectors):

@@ -6,6 +6,7 @@ import base64
 import bz2
 import gzip
 import html
+import io
 import json
 import lzma
 import pickle
@@ -15,6 +16,7 @@ import re
 import sqlite3
 import textwrap
 import unicodedata
+import zipfile
 import zlib
 from collections.abc import Callable
 from contextlib import closing
@@ -22,7 +24,9 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow
+import pyarrow.parquet
 import pytest
 
 from tests.erasure.stored import Row, examine, make_rows, verdicts_by_layer
@@ -52,6 +56,23 @@ def strip_accents(text: str) -> str:
 
 def compress_zstd(content: bytes) -> bytes:
     return bytes(pyarrow.compress(content, "zstd", asbytes=True))
+
+
+def write_zip(text: str) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("document.xml", f"<p>{write_html(text)}</p>")
+    return content.getvalue()
+
+
+def deflate(text: str) -> bytes:
+    stream = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return stream.compress(text.encode()) + stream.flush()
+
+
+def compress_lz4(text: str) -> bytes:
+    block = pyarrow.compress(text.encode(), "lz4_raw", asbytes=True)
+    return len(text.encode()).to_bytes(4, "little") + bytes(block)
 
 
 Write = Callable[[str], str | bytes]
@@ -99,6 +120,8 @@ TRANSFORMATIONS: dict[str, Write] = {
     "bzip2": lambda text: bz2.compress(text.encode()),
     "xz": lambda text: lzma.compress(text.encode()),
     "zstd": lambda text: compress_zstd(text.encode()),
+    "lz4": lambda text: bytes(pyarrow.compress(text.encode(), "lz4", asbytes=True)),
+    "zip": write_zip,
     "Python bytes": lambda text: str(text.encode()),
     "numbers": lambda text: json.dumps(list(text.encode())),
     "numbers, lines": lambda text: json.dumps(list(text.encode()), indent=1),
@@ -158,6 +181,59 @@ def test_a_transformed_text_is_not_gone(tmp_path: Path, name: str, alone: bool) 
             if verdict.store == store:
                 left.update(verdict.leftovers)
         assert len(left) == 6
+
+
+# Without a mark, so that they are only read from the start of a cell.
+CELLS: dict[str, Callable[[str], bytes]] = {
+    "deflate": deflate,
+    "Snappy": lambda text: bytes(pyarrow.compress(text.encode(), "snappy", asbytes=True)),
+    "LZ4": compress_lz4,
+}
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("suffix", ["db", "parquet"])
+def test_a_compressed_cell_is_not_gone(tmp_path: Path, name: str, suffix: str) -> None:
+    deleted = make_short_lines(6)
+    for row in deleted:
+        row["text"] = 3 * row["text"]
+    kept = [{"id": row["id"], "text": row["text"]} for row in make_rows(60)]
+    store = tmp_path / f"notes.{suffix}"
+    cells = [CELLS[name](row["text"]) for row in deleted]
+    if suffix == "db":
+        with closing(sqlite3.connect(store)) as database:
+            database.execute("CREATE TABLE notes (text)")
+            database.execute("CREATE TABLE answers (content)")
+            database.executemany("INSERT INTO notes VALUES (?)", [(row["text"],) for row in kept])
+            database.executemany("INSERT INTO answers VALUES (?)", [(cell,) for cell in cells])
+            database.commit()
+    else:
+        columns = {"text": [row["text"] for row in kept], "answer": [*cells, *[b""] * 54]}
+        pyarrow.parquet.write_table(pyarrow.table(columns), store)
+    assert examine(tmp_path, deleted, kept, str(store)).n_left == 6
+
+
+@pytest.mark.parametrize("name", ["deflate", "random", "zlib", "float32", "int8"])
+def test_bytes_that_look_compressed_are_doubted(tmp_path: Path, name: str) -> None:
+    rows = make_rows(400)
+    deleted, kept = rows[:200], [{"text": row["text"]} for row in rows[200:]]
+    text = "".join(row["text"] for row in deleted)
+    draw = np.random.default_rng(0)
+    vectors = draw.normal(size=(20, 384))
+    content = {
+        "deflate": deflate(text),
+        "random": draw.bytes(5_000),
+        "zlib": zlib.compress("".join(row["text"][::-1] for row in deleted).encode()),
+        "float32": vectors.astype(np.float32).tobytes(),
+        "int8": (vectors * 45).clip(-128, 127).astype(np.int8).tobytes(),
+    }[name]
+    notes = "".join(row["text"] for row in kept).encode()
+    (tmp_path / "notes.bin").write_bytes(notes[:9_999] + content + notes[9_999:])
+    erasure = examine(tmp_path, deleted, kept, str(tmp_path / "notes.bin"))
+    if name in ("deflate", "random"):
+        assert "notes.bin look compressed or encrypted" in erasure.verdicts[0].why
+    else:
+        assert verdicts_by_layer(erasure)["bytes of notes.bin", "text"] == "gone"
 
 
 NUMBERED: dict[str, Write] = {

@@ -15,6 +15,7 @@ from pyarrow import compute
 
 from auditor.core.arrays import Floats
 from auditor.core.counts import format_count
+from auditor.erasure.encodings import join_cells
 from auditor.erasure.layers import Layer, PartlyReadError, Piece
 from auditor.erasure.store import SCORES, Store
 from auditor.erasure.windows import TEXT, VECTORS
@@ -196,7 +197,7 @@ def _read_column(place: str, column: pyarrow.Array) -> Iterator[Piece]:
     if is_text(column.type):
         yield Piece(place, [text for text in column.to_pylist() if text is not None])
     elif any(is_kind(column.type) for is_kind in _BYTES):
-        yield Piece(place, b"\0".join(column.drop_null().to_pylist()))
+        yield Piece(place, join_cells(column.drop_null().to_pylist()))
     elif types.is_struct(column.type):
         for inner in column.flatten():
             yield from _read_column(place, inner)

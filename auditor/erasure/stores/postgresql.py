@@ -18,6 +18,7 @@ import numpy as np
 
 from auditor.core.arrays import Floats
 from auditor.core.errors import AuditError, wrap_library_errors
+from auditor.erasure.encodings import join_cells
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.store import BYTES, INSTALL, NearestSearch, Store, read_files
 from auditor.erasure.stores.sqlite import quote
@@ -429,7 +430,7 @@ def _make_piece(place: str, cells: Sequence[Any]) -> Piece:
     if isinstance(cells[0], str):
         return Piece(place, cells)
     if isinstance(cells[0], bytes):
-        return Piece(place, b"\0".join(cells))
+        return Piece(place, join_cells(cells))
     lengths = {len(cell) for cell in cells}
     if len(lengths) == 1:
         return Piece(place, np.array(cells, np.float64))

@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
+from auditor.erasure.encodings import join_cells
 from auditor.erasure.layers import Layer, PartlyReadError, Piece
 from auditor.erasure.store import Store
 from auditor.erasure.windows import TEXT, VECTORS, WORDS
@@ -194,7 +195,7 @@ def read_tables(path: Path, tables: Iterable[str]) -> Iterator[Piece]:
                 yield Piece(f"table {table}", [c for c in cells if isinstance(c, str)])
                 blobs = [cell for cell in cells if isinstance(cell, bytes)]
                 if blobs:
-                    yield Piece(f"table {table}", b"\0".join(blobs))
+                    yield Piece(f"table {table}", join_cells(blobs))
 
 
 def read_vocabulary(path: Path, index: str) -> Iterator[Piece]:
