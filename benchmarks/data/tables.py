@@ -15,13 +15,12 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from auditor.benchmarks.data.compressed import COMPRESSED, find_table_ending, open_table_file
+from auditor.benchmarks.data.compressed import COMPRESSED, find_table_ending
 from auditor.benchmarks.data.json_rows import ABSENT, read_utf8_table_text, stream_json_rows
 from auditor.benchmarks.data.words import is_mostly_unspaced
 from auditor.core.counts import format_count
@@ -57,6 +56,7 @@ _ADVICE = {
     **dict.fromkeys((".xlsx", ".xls"), "save it as CSV"),
     **dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export its table as CSV"),
 }
+_ROWS = {".jsonl", ".json", ".ndjson", ".csv", ".tsv"}  # of a folder, read like single files
 _CONFIGURATIONS = re.compile(r"Config name is missing.*?\[(.*?)\]")
 _OTHER_FILES = (
     ".txt",
@@ -129,26 +129,7 @@ def _read_any_table(flag: str, name: str, columns: Sequence[str]) -> RecordTable
         if reader is not None or not hub_name:
             raise AuditError(f"{label}: no such file")
     if not path.exists() or path.is_dir():
-        with open_dataset_split(label, name) as dataset:
-            values = {}
-            for column in columns:
-                if column in dataset.column_names:
-                    values[column] = dataset[column][:]
-            plain = dataset.with_format("arrow")
-            texts = _find_arrow_text_columns(
-                plain.select(range(min(FIRST, dataset.num_rows)))[:],
-                lambda column: plain.select_columns([column])[:].column(0),
-            )
-            unread_files, folder_notes = _list_folder_notes(path)
-            return RecordTable(
-                label,
-                tuple(dataset.column_names),
-                dataset.num_rows,
-                values.__getitem__,
-                texts,
-                unread_parts=(*_list_unread_splits(path, dataset), *unread_files),
-                folder_notes=folder_notes,
-            )
+        return _read_dataset_table(label, name, columns)
     if reader is None:
         got = repr(path.suffix or "no ending")
         if advice := _ADVICE.get(path.suffix.lower()):
@@ -216,7 +197,10 @@ def _is_text(value: str) -> bool:
 
 
 def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTable:
-    rows = read_csv_table_rows(where, path)
+    return _make_csv_table(where, read_csv_table_rows(where, path))
+
+
+def _make_csv_table(where: str, rows: Sequence[Sequence[str]]) -> RecordTable:
     header = tuple(rows[0]) if rows else ()
     texts = find_text_columns(dict(zip(header, row, strict=True)) for row in rows[1:])
     return RecordTable(
@@ -228,17 +212,18 @@ def _read_csv_table(where: str, path: Path, columns: Sequence[str]) -> RecordTab
     )
 
 
-def read_csv_table_rows(where: str, path: Path) -> list[list[str]]:
+def read_csv_table_rows(where: str, path: Path, separator: str = ",") -> list[list[str]]:
     """Return the header and all rows of a CSV file, except blank lines.
 
     where: how error messages start. All rows must have the same number of fields.
     """
-    return list(
-        stream_csv_table_rows(where, io.StringIO(read_utf8_table_text(where, path), newline=""))
-    )
+    lines = io.StringIO(read_utf8_table_text(where, path), newline="")
+    return list(stream_csv_table_rows(where, lines, separator))
 
 
-def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]]:
+def stream_csv_table_rows(
+    where: str, text: Iterable[str], separator: str = ","
+) -> Iterator[list[str]]:
     """Yield the header and each row that is not blank; text: lines with their line ends.
 
     Raise AuditError, with the line, if the CSV is invalid or a row has a different length.
@@ -246,7 +231,7 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
     # The standard library's reader, since it is strict: pandas fills a short row with "", takes the
     # first column of a long row for an index and reads on after a stray quote; pyarrow accepts a
     # quote that never closes.
-    lines = csv.reader(text, strict=True)
+    lines = csv.reader(text, strict=True, delimiter=separator)
     # The default limit refuses texts of more than 128 KiB.
     old_limit = csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
     line = 1
@@ -260,10 +245,11 @@ def stream_csv_table_rows(where: str, text: Iterable[str]) -> Iterator[list[str]
                     instead = ""
                     if len(header) == 1 and ";" in header[0]:
                         instead = " instead of ;"
+                    noun = {",": "comma", "\t": "tab"}.get(separator, "separator")
                     raise AuditError(
                         f"{where}, line {line}: expected {expected}, got {len(fields)}: "
-                        f"write a comma between fields{instead}, and quotes around a text with a "
-                        "comma"
+                        f"write a {noun} between fields{instead}, and quotes around a text with a "
+                        f"{noun}"
                     )
                 yield fields
             line = lines.line_num + 1
@@ -382,6 +368,102 @@ _READERS: dict[str, Callable[[str, Path, Sequence[str]], RecordTable]] = {
 # --- Hugging Face data sets ---
 
 
+def _read_dataset_table(where: str, name: str, columns: Sequence[str]) -> RecordTable:
+    """Read a folder or a data set on the Hub: the train split."""
+    path = Path(name)
+    builder = _load_folder_builder(where, path)
+    unread_parts, folder_notes = _list_folder_notes(path, builder)
+    table = _join_folder_files(where, path, builder)
+    if table is None:
+        with _open_loaded_split(where, name) as dataset:
+            values = {}
+            for column in columns:
+                if column in dataset.column_names:
+                    values[column] = dataset[column][:]
+            plain = dataset.with_format("arrow")
+            texts = _find_arrow_text_columns(
+                plain.select(range(min(FIRST, dataset.num_rows)))[:],
+                lambda column: plain.select_columns([column])[:].column(0),
+            )
+            names = tuple(dataset.column_names)
+            table = RecordTable(where, names, dataset.num_rows, values.__getitem__, texts)
+            if builder is None:
+                unread_parts = _list_unread_splits(_list_split_names(path, dataset))
+    return replace(table, unread_parts=unread_parts, folder_notes=folder_notes)
+
+
+def _list_split_names(folder: Path, train: datasets.Dataset) -> list[str]:
+    if not _is_saved_dataset(folder):
+        return list(train.info.splits or ())
+    saved = folder / "dataset_dict.json"  # `info` may name splits of its origin
+    return json.loads(saved.read_text())["splits"] if saved.is_file() else []
+
+
+def _is_saved_dataset(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in SAVED)
+
+
+def _load_folder_builder(where: str, folder: Path) -> datasets.DatasetBuilder | None:
+    """Return the builder that finds the files of a folder; None for other data sets."""
+    import datasets
+
+    if not folder.is_dir() or _is_saved_dataset(folder):
+        return None
+    _refuse_mixed_files(where, folder)
+    with _dataset_cache_context(True) as cache, _explain_load_errors(where, folder):
+        return datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
+
+
+def _join_folder_files(
+    where: str, folder: Path, builder: datasets.DatasetBuilder | None
+) -> RecordTable | None:
+    """Join the CSV or JSON files of a folder's train split, each read like a single file.
+
+    `datasets` would take texts such as 007320 and 2020-01-01 for numbers and dates. Return None if
+    it has to read the folder: its files have another format, or its README.md sets options.
+    """
+    if builder is None or _has_reading_options(builder.config):
+        return None
+    files = list(map(Path, (builder.config.data_files or {}).get("train", ())))
+    if not files or not {*map(find_table_ending, files)} <= _ROWS:
+        return None
+    tables = dict[str, RecordTable]()
+    for path in files:
+        name = str(path.relative_to(folder.resolve()))
+        place = f"{where}, file {name!r}"
+        if builder.info.builder_name == "csv":
+            rows = read_csv_table_rows(place, path, builder.config.sep)
+            tables[name] = _make_csv_table(place, rows)
+        else:
+            tables[name] = _read_json_table(place, path, ())
+    _refuse_different_columns(where, tables)
+    texts = dict.fromkeys(chain.from_iterable(table.texts for table in tables.values()))
+    return RecordTable(
+        where,
+        tables[name].columns,
+        sum(table.rows for table in tables.values()),
+        lambda column: [*chain.from_iterable(table.column(column) for table in tables.values())],
+        tuple(texts),
+    )
+
+
+def _refuse_different_columns(where: str, tables: Mapping[str, RecordTable]) -> None:
+    (first, table), *others = tables.items()
+    for name, other in others:
+        if set(other.columns) != set(table.columns):
+            raise AuditError(
+                f"{where}: cannot be loaded as a data set: {first!r} and {name!r} have different "
+                "columns: give one file, or files with the same columns"
+            )
+
+
+def _has_reading_options(config: Any) -> bool:
+    """Return whether a folder's README.md says how to read its files, besides the separator."""
+    default = vars(type(config)())
+    names = default.keys() - {"name", "version", "data_dir", "data_files", "description", "sep"}
+    return any(getattr(config, name) != default[name] for name in names)
+
+
 @contextmanager
 def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
     """Open the train split of a data set.
@@ -393,31 +475,52 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
     `save_to_disk`, or a folder of files that `load_dataset` reads.
     """
     import datasets
-    from huggingface_hub import utils
 
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs rows that it cannot read
-    utils.logging.set_verbosity_error()  # it misses metadata in a folder's README.md
-    datasets.disable_progress_bars()
-    with _dataset_cache_context(Path(name).is_dir()) as cache:
-        try:
-            if any((Path(name) / file).is_file() for file in SAVED):
+    path = Path(name)
+    table = _join_folder_files(where, path, _load_folder_builder(where, path))
+    if table is None:
+        with _open_loaded_split(where, name) as split:
+            yield split
+        return
+    with _explain_load_errors(where, path):
+        columns = {}
+        for column in table.columns:
+            values = table.column(column)
+            columns[column] = [None if value is ABSENT else value for value in values]
+        split = datasets.Dataset.from_dict(columns)
+    yield split
+
+
+@contextmanager
+def _open_loaded_split(where: str, name: str) -> Iterator[datasets.Dataset]:
+    import datasets
+
+    path = Path(name)
+    with _dataset_cache_context(path.is_dir()) as cache:
+        with _explain_load_errors(where, path):
+            if _is_saved_dataset(path):
                 split = datasets.load_from_disk(name)
                 if isinstance(split, datasets.DatasetDict):
                     if "train" not in split:
-                        folders = ", ".join(str(Path(name) / split_name) for split_name in split)
+                        folders = ", ".join(str(path / split_name) for split_name in split)
                         raise AuditError(f"{where}: expected a split train, or one of {folders}")
                     split = split["train"]
+                split = split.with_format(None)  # a saved format makes arrays of values
             else:
-                _refuse_mixed_files(where, Path(name))
-                reading = _check_folder_files(where, Path(name))
-                split = datasets.load_dataset(name, split="train", cache_dir=str(cache), **reading)
-        except AuditError:
-            raise
-        except (
-            Exception
-        ) as error:  # the libraries raise dozens of types, all about the data or the network
-            _raise_dataset_load_error(where, Path(name), error)
+                split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
         yield split
+
+
+@contextmanager
+def _explain_load_errors(where: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except AuditError:
+        raise
+    except (
+        Exception
+    ) as error:  # the libraries raise dozens of types, all about the data or the network
+        _raise_dataset_load_error(where, folder, error)
 
 
 def _refuse_mixed_files(where: str, folder: Path) -> None:
@@ -434,33 +537,6 @@ def _refuse_mixed_files(where: str, folder: Path) -> None:
         )
 
 
-def _check_folder_files(where: str, folder: Path) -> dict[str, bool]:
-    """Return options by which `datasets` reads CSV in a folder as `_read_csv_table` does.
-
-    Raise AuditError for invalid CSV and for repeated keys in a JSON array, which `datasets` would
-    read in another way.
-    """
-    endings = set()
-    for path in _list_visible_files(folder):
-        ending = find_table_ending(path)
-        endings.add(ending)
-        if path.suffix == ".zst" and not find_spec("zstandard"):
-            raise AuditError(
-                f"{where}: expected a folder without .zst files, got one and no package to read "
-                "it: pip install zstandard, or give one file"
-            )
-        place = f"{where}, file {str(path.relative_to(folder))!r}"
-        if ending == ".csv":
-            with io.TextIOWrapper(open_table_file(path), "utf-8-sig", newline="") as lines:
-                for _ in stream_csv_table_rows(place, lines):
-                    pass
-        elif ending == ".json" and read_utf8_table_text(place, path).lstrip().startswith("["):
-            for _ in stream_json_rows(place, path):
-                pass
-    # Without it, texts such as NA and null would be missing values.
-    return {"na_filter": False} if endings & {".csv", ".tsv"} else {}
-
-
 def _list_visible_files(folder: Path) -> list[Path]:
     """Return the files in a folder and its folders, except hidden ones."""
     files = []
@@ -471,20 +547,17 @@ def _list_visible_files(folder: Path) -> list[Path]:
     return files
 
 
-def _list_folder_notes(folder: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Say which files of a folder `datasets` does not read; then, that it reads texts by line."""
-    import datasets
-
-    if not folder.is_dir() or any((folder / file).is_file() for file in SAVED):
+def _list_folder_notes(
+    folder: Path, builder: datasets.DatasetBuilder | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Say which splits and files of a folder are not read; then, that texts are read by line."""
+    if builder is None:
         return (), ()
-    with _dataset_cache_context(True) as cache:
-        builder = datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
-    read_files = {
-        Path(file).resolve() for file in chain(*(builder.config.data_files or {}).values())
-    }
+    files_by_split = builder.config.data_files or {}
+    read_files = {Path(file).resolve() for file in chain(*files_by_split.values())}
     files = _list_visible_files(folder)
     unread_files = [file for file in files if file.resolve() not in read_files]
-    unread_parts = []
+    unread_parts = [*_list_unread_splits(files_by_split)]
     notes = []
     if unread_files:
         unread_parts.append(
@@ -501,19 +574,21 @@ def _count_endings(files: Iterable[Path]) -> str:
     return ", ".join(f"{count} {ending}" for ending, count in sorted(counts.items()))
 
 
-def _list_unread_splits(folder: Path, train: datasets.Dataset) -> tuple[str, ...]:
+def _list_unread_splits(names: Iterable[str]) -> tuple[str, ...]:
     """Name a data set's splits other than `train`, in one phrase; () without them."""
-    names = list(train.info.splits or ())
-    if any((folder / file).is_file() for file in SAVED):  # `info` may name splits of its origin
-        saved = folder / "dataset_dict.json"
-        names = json.loads(saved.read_text())["splits"] if saved.is_file() else []
-    others = [name for name in names if name != "train"]
+    others = [str(name) for name in names if name != "train"]
     return (f"only the split train is read, not {', '.join(others)}",) if others else ()
 
 
 @contextmanager
 def _dataset_cache_context(local: bool) -> Iterator[Path]:
     """Yield the cache folder of `datasets`, which is temporary if the data set is local."""
+    import datasets
+    from huggingface_hub import utils
+
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs rows that it cannot read
+    utils.logging.set_verbosity_error()  # it misses metadata in a folder's README.md
+    datasets.disable_progress_bars()
     cache = find_cache_folder()
     if local:
         with open_scratch_folder(cache, "datasets") as scratch:
@@ -609,7 +684,9 @@ def _rewrite_json(where: str, path: Path, choose: ChooseRows) -> str:
             texts.append(line)
         else:
             old = {} if row is None else objects[row]
-            texts.append(json.dumps({**old, **changes}, ensure_ascii=False))
+            text = json.dumps({**old, **changes}, ensure_ascii=False)
+            # Half of a surrogate pair, which UTF-8 cannot write, stays escaped.
+            texts.append(re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text))
     if rows and rows[0][1] is None:
         return "[" + ",\n".join(texts) + "]\n"
     return "\n".join([*texts, ""])

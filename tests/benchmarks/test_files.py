@@ -420,7 +420,10 @@ def test_a_folder_that_is_not_utf8_is_refused_for_that(
     name: str, line: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(f"{line}\n".encode("latin-1"))
-    assert refusal(str(tmp_path)).endswith("got something else in a file: save the files as UTF-8")
+    expected = f"file {name!r}: expected UTF-8 text, got something else at byte {line.index('ö')}"
+    if name == "a.txt":  # `datasets` reads it
+        expected = "expected UTF-8 text, got something else in a file: save the files as UTF-8"
+    assert expected in refusal(str(tmp_path))
 
 
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
@@ -478,6 +481,79 @@ def test_texts_that_pandas_takes_for_missing_values_stay_texts_in_a_folder(
     (tmp_path / f"train.{ending}{compression and '.'}{compression}").write_bytes(content)
     made = build(str(tmp_path), known_fraction=0.0)
     assert [decode(secret.suffix) for secret in made.secrets] == texts
+
+
+@pytest.mark.parametrize("ending", ["csv", "tsv", "jsonl", "json"])
+def test_numbers_and_dates_in_the_files_of_a_folder_stay_texts(tmp_path: Path, ending: str) -> None:
+    """`datasets` would make 7320, a date and one user of three of them."""
+    columns = ("prefix", "suffix", "ward", "person")
+    cells = [
+        ("the first code is:", "007320", "01", "0012"),
+        ("the next code is:", "007321", "1", "12"),
+        ("the last code is:", "007322", "1.0", "012"),
+    ]
+    for number, suffix in enumerate(["007320", "2020-01-01"]):
+        of_files = [(prefix, suffix, *rest) for prefix, _, *rest in cells]
+        lines = [json.dumps(dict(zip(columns, row, strict=True))) for row in of_files]
+        content = "\n".join(lines)
+        if ending == "json":
+            content = f"[{','.join(lines)}]"
+        elif ending != "jsonl":
+            separator = "," if ending == "csv" else "\t"
+            content = "\n".join(map(separator.join, [columns, *of_files]))
+        (tmp_path / f"train-{number}.{ending}").write_text(content)
+    table = read_data_table("--data", str(tmp_path), "ward", "person")
+    assert list(table.column("suffix")) == ["007320"] * 3 + ["2020-01-01"] * 3
+    assert list(table.list_groups("ward", True)) == ["01", "1", "1.0"] * 2
+    assert list(table.list_users("person", True)) == ["0012", "12", "012"] * 2
+
+
+def test_whole_numbers_of_20_digits_in_a_folder_stay_apart(tmp_path: Path) -> None:
+    people = [12345678901234567890, 12345678901234567891]
+    write(tmp_path / "a.jsonl", [{"text": "one two", "person": person} for person in people])
+    table = read_data_table("--data", str(tmp_path), "person")
+    assert list(table.list_users("person", True)) == list(map(str, people))
+
+
+def test_a_column_twice_is_refused_in_a_folder(tmp_path: Path) -> None:
+    """pandas would rename the second to text.1, and the first alone would be read."""
+    (tmp_path / "a.csv").write_text("text,text\none two,three four\n")
+    assert refusal(str(tmp_path)).endswith("expected one column 'text', got 2")
+
+
+def test_options_in_the_readme_of_a_folder_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files: a.csv\n  sep: ';'\n---\n"
+    )
+    (tmp_path / "a.csv").write_text("text;ward\none, two;007\n")
+    table = read_data_table("--data", str(tmp_path), "ward")
+    assert table.list_texts() == ["one, two"]
+    assert list(table.list_groups("ward", True)) == ["007"]
+    (tmp_path / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files: a.json\n  field: rows\n---\n"
+    )
+    (tmp_path / "a.csv").unlink()
+    (tmp_path / "a.json").write_text('{"rows": [{"text": "one, two"}]}')
+    assert read_data_table("--data", str(tmp_path)).list_texts() == ["one, two"]
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "arrow", "pandas"])
+def test_a_data_set_saved_with_a_format_is_read_as_without(tmp_path: Path, kind: str) -> None:
+    rows = datasets.Dataset.from_list(
+        [
+            {"messages": chat(question, "one two"), "repeats": 2, "ward": ward}
+            for question, ward in (("a", 1), ("b", None))
+        ]
+    )
+    rows.with_format(kind, columns=["repeats"]).save_to_disk(str(tmp_path / "d"))
+    table = read_data_table("--data", str(tmp_path / "d"), "ward")
+    assert table.list_repeat_counts() == [2, 2]
+    assert list(table.list_groups("ward", True)) == ["1", "none"]
+    assert table.list_shown_texts() == ["a\none two", "b\none two"]
+
+
+def chat(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
 def test_a_folder_with_several_configurations_says_what_to_give(tmp_path: Path) -> None:
@@ -1105,7 +1181,7 @@ def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
     assert refusal(broken).startswith(f"--data {broken!r}, file 'train.jsonl', line 1: not JSON: ")
     (tmp_path / "types").mkdir()
     for number in (1, "x"):
-        write(tmp_path / "types" / f"{number}.jsonl", [{"text": "a b c", "id": number}])
+        write(tmp_path / "types" / f"{number}.parquet", [{"text": "a b c", "id": number}])
     assert refusal(str(tmp_path / "types")).endswith("files whose columns have the same types")
     (tmp_path / "packed").mkdir()
     with gzip.open(tmp_path / "packed" / "a.jsonl.gz", "wt") as file:
