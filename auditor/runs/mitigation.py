@@ -18,6 +18,7 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from auditor.benchmarks.data.compressed import find_table_ending
 from auditor.benchmarks.data.files import format_data_row, read_training_rows, write_kept_data
 from auditor.benchmarks.data.tables import WRITERS
 from auditor.conclusions import secret_details
@@ -210,7 +211,7 @@ def plan_mitigation(request: MitigationOptions, run: RunOutcomes) -> Mitigation:
         **vars(request), plan=plan, trainer=trainer, recipe=recipe, command=command
     )
     if isinstance(trainer, DataVariant) and not (
-        Path(mitigation.training_records_file).suffix.lower() in WRITERS
+        find_table_ending(Path(mitigation.training_records_file)) in WRITERS
         and Path(mitigation.training_records_file).is_file()
     ):
         raise AuditError(
@@ -491,7 +492,7 @@ def _train_own_model(mitigation: Mitigation, reporter: Reporter) -> tuple[str, .
     data = mitigation.training_records_file
     if isinstance(mitigation.trainer, DataVariant):
         column = recipe.text_column if recipe else None
-        reduced = mitigation.out / f"data{Path(data).suffix.lower()}"
+        reduced = mitigation.out / f"data{find_table_ending(Path(data))}"
         messages = (write_kept_data(mitigation.trainer, data, reduced, column),)
         data = str(reduced)
     if recipe is not None:

@@ -18,6 +18,7 @@ import numpy as np
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest, CoinedCanary
 from auditor.benchmarks.canaries.exposure_canaries import ExposureCanaryManifest, ManifestEntry
 from auditor.benchmarks.data.columns import REPEATS, describe_table_columns
+from auditor.benchmarks.data.compressed import find_table_ending
 from auditor.benchmarks.data.tables import (
     WRITERS,
     ChangedRow,
@@ -113,14 +114,15 @@ def write_canary_data(copies: CanaryInsertionPlan, data: str, out: Path) -> int:
     """
     path = Path(data)
     label = f"--data {data!r}"
-    writer = WRITERS.get(path.suffix.lower())
+    ending = find_table_ending(path)
+    writer = WRITERS.get(ending)
     if path.is_file() and writer is None:
         got = path.suffix or "no ending"
         raise AuditError(f"{label}: expected a file ending in {', '.join(WRITERS)}, got {got!r}")
     if out.exists():
         raise AuditError(f"expected a new path for -o, but {str(out)!r} exists")
-    if path.is_file() and out.suffix.lower() != path.suffix.lower():
-        raise AuditError(f"expected -o to end in {path.suffix} like the data, got {out.name!r}")
+    if path.is_file() and out.suffix.lower() != ending:
+        raise AuditError(f"expected -o to end in {ending} like the data, got {out.name!r}")
     count = len(copies.manifest.list_inserted_copies())
     try:
         if path.is_file() and writer is not None:

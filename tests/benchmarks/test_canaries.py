@@ -3,8 +3,11 @@ was."""
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import json
+import lzma
 import stat
 from collections import Counter
 from collections.abc import Callable
@@ -175,6 +178,11 @@ def saved(path: Path) -> None:
     datasets.Dataset.from_list(ROWS).save_to_disk(path)
 
 
+def files(path: Path) -> None:
+    path.mkdir()
+    jsonl(path / "train.jsonl")
+
+
 def rows_of(path: Path) -> list[dict[str, Any]]:
     match path.suffix:
         case ".jsonl":
@@ -195,6 +203,7 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "a.csv": comma,
     "a.parquet": columns,
     "a": saved,
+    "files": files,
 }
 
 
@@ -228,6 +237,48 @@ def test_copies_stand_among_the_rows_as_often_as_the_manifest_says(
     with pytest.raises(AuditError, match="already contains a canary"):
         write_canary_data(CanaryInsertionPlan(manifest), str(out), tmp_path / f"twice-{name}")
     assert not (tmp_path / f"twice-{name}").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "pack"),
+    [("a.jsonl", gzip.compress), ("a.csv", bz2.compress), ("a.json", lzma.compress)],
+)
+def test_a_compressed_file_gets_canaries_and_is_written_uncompressed(
+    name: str, pack: Callable[[bytes], bytes], manifest: ExposureCanaryManifest, tmp_path: Path
+) -> None:
+    KINDS[name](tmp_path / name)
+    ending = {gzip.compress: "gz", bz2.compress: "bz2", lzma.compress: "xz"}[pack]
+    packed = tmp_path / f"{name}.{ending}"
+    packed.write_bytes(pack((tmp_path / name).read_bytes()))
+    written = []
+    for data in (tmp_path / name, packed):
+        out = tmp_path / f"{len(written)}-{name}"
+        write_canary_data(CanaryInsertionPlan(manifest, group="who"), str(data), out)
+        written.append(out.read_bytes())
+    assert written[0] == written[1]
+    with pytest.raises(AuditError, match=f"expected -o to end in {packed.suffixes[0]}"):
+        write_canary_data(CanaryInsertionPlan(manifest), str(packed), tmp_path / f"b.{ending}")
+
+
+def test_texts_of_a_folder_of_csv_files_stay_texts(
+    manifest: ExposureCanaryManifest, tmp_path: Path
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "train.csv").write_text("text,place\nhello,01234\nbye,2020-01-01\n")
+    write_canary_data(CanaryInsertionPlan(manifest), str(tmp_path / "a"), tmp_path / "b")
+    rows = [row for row in rows_of(tmp_path / "b") if row["place"] is not None]
+    assert rows == [{"text": "hello", "place": "01234"}, {"text": "bye", "place": "2020-01-01"}]
+
+
+def test_half_a_character_of_an_array_stays_escaped(
+    manifest: ExposureCanaryManifest, tmp_path: Path
+) -> None:
+    """UTF-8 has no bytes for it."""
+    row = {"text": "hello", "emoji": "\ud83d", "name": "J\u00f6rg"}
+    (tmp_path / "a.json").write_text(json.dumps([row]))
+    write_canary_data(CanaryInsertionPlan(manifest), str(tmp_path / "a.json"), tmp_path / "b.json")
+    assert row in rows_of(tmp_path / "b.json")
+    assert "Jörg" in (tmp_path / "b.json").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("members", [2, 8, 80])

@@ -4,6 +4,7 @@ leaves nothing."""
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import re
 import sys
@@ -133,10 +134,16 @@ def test_dropped_records_go_with_all_their_copies(tmp_path: Path) -> None:
         DropRecords(listed=str(tmp_path / "c")).options()
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.parquet"])
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        *(("a.jsonl", False), ("a.json", False), ("a.csv", False), ("a.parquet", False)),
+        *(("a.jsonl", True), ("a.csv", True)),
+    ],
+)
 @pytest.mark.parametrize("counted", [False, True])
 def test_rows_stay_as_they_are_in_the_form_of_their_file(
-    name: str, counted: bool, tmp_path: Path
+    name: str, packed: bool, counted: bool, tmp_path: Path
 ) -> None:
     """Other columns too; a `repeats` column says how many copies are left."""
     frame = pd.DataFrame({"text": DATA, "id": [f"00{i}" for i in range(8)]})
@@ -154,9 +161,13 @@ def test_rows_stay_as_they_are_in_the_form_of_their_file(
         else {"orient": "records", "lines": name == "a.jsonl"}
     )
     getattr(frame, write)(path, **more)
+    if packed:
+        whole = path.with_name(f"{name}.gz")
+        whole.write_bytes(gzip.compress(path.read_bytes()))
+        path = whole
     write_kept_data(CopyCap(most=2), str(path), to, text_column=None)
     read: Any = {".csv": lambda p: pd.read_csv(p, dtype=str), ".parquet": pd.read_parquet}.get(
-        path.suffix, lambda p: pd.read_json(p, lines=name == "a.jsonl", dtype=False)
+        to.suffix, lambda p: pd.read_json(p, lines=name == "a.jsonl", dtype=False)
     )
     found = read(to)
     expected = [
@@ -258,6 +269,14 @@ def test_a_check_that_ran_out_of_time_is_refused_before_training(
     part = dataclasses.replace(run, result=dataclasses.replace(run.result, benchmark=benchmark))
     with refuses("audit check --resume"):
         plan_mitigation(MitigationOptions(inputs / "run", "dedup", tmp_path / "out"), part)
+
+
+def test_compressed_records_can_be_mitigated(inputs: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "data.jsonl.gz"
+    packed.write_bytes(gzip.compress((inputs / "data.jsonl").read_bytes()))
+    options = MitigationOptions(inputs / "run", "dedup", tmp_path / "out", data=str(packed))
+    planned = plan_mitigation(options, read_run_outcomes(inputs / "run"))
+    assert planned.training_records_file == str(packed)
 
 
 def test_a_run_that_a_gate_stops_is_refused_before_training(
