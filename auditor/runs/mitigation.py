@@ -18,9 +18,9 @@ from itertools import compress
 from pathlib import Path
 from typing import Any
 
+from auditor.benchmarks.data.changed_tables import WRITERS
 from auditor.benchmarks.data.compressed import find_table_ending
 from auditor.benchmarks.data.files import format_data_row, read_training_rows, write_kept_data
-from auditor.benchmarks.data.tables import WRITERS
 from auditor.conclusions import secret_details
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.outcomes import RunOutcomes

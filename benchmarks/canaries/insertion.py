@@ -17,15 +17,15 @@ import numpy as np
 
 from auditor.benchmarks.canaries.audit_canaries import AuditCanaryManifest, CoinedCanary
 from auditor.benchmarks.canaries.exposure_canaries import ExposureCanaryManifest, ManifestEntry
-from auditor.benchmarks.data.columns import REPEATS, describe_table_columns
-from auditor.benchmarks.data.compressed import find_table_ending
-from auditor.benchmarks.data.tables import (
+from auditor.benchmarks.data.changed_tables import (
     WRITERS,
     ChangedRow,
     list_added_rows,
-    open_dataset_split,
     refuse_unfit_rows,
 )
+from auditor.benchmarks.data.columns import REPEATS, describe_table_columns
+from auditor.benchmarks.data.compressed import find_table_ending
+from auditor.benchmarks.data.tables import open_dataset_split
 from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import make_keyed_generator

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from auditor.benchmarks.data import chat, columns, cutting
+from auditor.benchmarks.data.changed_tables import WRITERS, ChangedRow
 from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.columns import (
     REPEATS,
@@ -60,7 +61,6 @@ from auditor.benchmarks.data.splitting import (
     list_data_files,
     split_records_into_benchmark,
 )
-from auditor.benchmarks.data.tables import WRITERS, ChangedRow
 from auditor.benchmarks.data.words import (
     count_text_occurrences,
     is_occurrence_end_inside_word,
