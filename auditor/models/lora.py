@@ -36,6 +36,8 @@ from auditor.models.slot_cache import SlotLayer, TreeCache
 _CACHE_BYTES = 2**28  # keys and values of members that single draws queried
 _STATE_BYTES = 2**28  # hidden states of texts that several models score
 _TOKENS_AT_ONCE = 2**13  # read by members in one batch
+# Initial values of LoRA's matrices that leave the weights of the base as they are.
+_INITIAL_VALUES = (True, False, "gaussian", "orthogonal", "eva")
 _MERGED_BYTES = 2**28  # of all members' weights, each with its merged updates
 
 
@@ -399,6 +401,11 @@ def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLora
     peft: Any = None
     updates = list[dict[str, tuple[Tensor, Tensor]]]()
     for index, path in enumerate(adapters):
+        if not _leaves_base_unchanged(path):
+            raise AuditError(
+                f"expected plain LoRA adapters as ensemble members, got {str(path)!r}, which "
+                "changes its base or is of another PEFT method"
+            )
         name = f"member{index}"  # not only digits: PEFT searches for it in names of layers
         peft = attach_adapter(base, str(path), name, onto=peft)
         if updates:  # PEFT visits all its adapters for each further adapter
@@ -429,28 +436,28 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
 
     `member` is the name of the adapter in `peft`. Raise AuditError if it is not a plain LoRA.
     """
-    if any(
-        config.peft_type != "LORA" or getattr(config, "modules_to_save", None)
-        for config in peft.peft_config.values()
-    ):
-        raise AuditError(
-            "expected plain LoRA adapters as ensemble members, got another PEFT method or saved "
-            "modules"
-        )
+    if any(getattr(config, "modules_to_save", None) for config in peft.peft_config.values()):
+        raise AuditError("expected plain LoRA adapters as ensemble members, got saved modules")
     from peft.tuners.lora import Linear as LoraLinear
+    from peft.tuners.tuners_utils import BaseTunerLayer
 
     layers = {}
+    head = peft.get_base_model().get_output_embeddings()
     for name, module in peft.get_base_model().named_modules():
-        if isinstance(module, LoraLinear):
+        if isinstance(module, LoraLinear) and module is not head:
             layers[name] = module
-    if not layers:  # for quantised layers PEFT uses other classes
-        raise AuditError(
-            "expected adapters of plain linear layers as ensemble members, got a base that has "
-            "none of them"
-        )
+        elif isinstance(module, BaseTunerLayer):  # of embeddings, quantised layers, experts
+            raise AuditError(
+                "expected adapters of plain linear layers as ensemble members, got one that "
+                f"adapts {name} ({type(module).__name__})"
+            )
     matrices = {}
     for name, layer in layers.items():
-        if set(layer.lora_variant) or list(layer.lora_A) != [member]:
+        if (
+            set(layer.lora_variant)
+            or list(layer.lora_A) != [member]
+            or any(layer.lora_bias.values())
+        ):
             raise AuditError(
                 f"expected the same plain LoRA layers in every member, but {name} differs"
             )
@@ -507,10 +514,28 @@ def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceM
 
 
 def load_adapter_model(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
-    """Return the public model with one adapter; the base weights are shared."""
+    """Return the public model with one adapter; a plain LoRA shares the base's weights."""
     _require_single_device(public)
-    adapted = attach_adapter(copy_sharing_weights(public.model), str(adapter))
+    duplicate = copy_sharing_weights if _leaves_base_unchanged(adapter) else copy.deepcopy
+    adapted = attach_adapter(duplicate(public.model), str(adapter))
     return _model_served_like(public, adapted, f"{public.name} with one adapter")
+
+
+def _leaves_base_unchanged(adapter: Path) -> bool:
+    """Return whether an adapter is a LoRA that changes no weight of its base when it is loaded.
+
+    Trained biases replace those of the base. PiSSA, OLoRA and others subtract their first update
+    from its weights.
+    """
+    from peft import PeftConfig
+
+    config: Any = PeftConfig.from_pretrained(str(adapter))
+    return (
+        config.peft_type == "LORA"
+        and config.bias == "none"
+        and config.layer_replication is None
+        and config.init_lora_weights in _INITIAL_VALUES
+    )
 
 
 def _model_served_like(public: HuggingFaceModel, model: Any, name: str) -> HuggingFaceModel:

@@ -14,7 +14,7 @@ from auditor.core.errors import AuditError
 from auditor.models import lora
 from auditor.models.ensemble import EnsembleMemberRows, ModelEnsemble
 from auditor.models.huggingface import HuggingFaceModel, Served, traffic
-from auditor.models.lora import LoraEnsemble, load_lora_ensemble
+from auditor.models.lora import LoraEnsemble, load_adapter_model, load_lora_ensemble
 from auditor.models.shards import find_control_adapter
 from tests.rounding import assert_same
 
@@ -22,21 +22,24 @@ MakeTiny = Callable[..., HuggingFaceModel]
 TARGETS = {"neox": ["query_key_value", "dense_h_to_4h"], "gpt2": ["c_attn"]}
 
 
-def save_members(make_tiny: MakeTiny, folder: Path, count: int, kind: str = "neox") -> list[Path]:
+def save_members(
+    make_tiny: MakeTiny, folder: Path, count: int, kind: str = "neox", **more: Any
+) -> list[Path]:
     paths = []
     for index in range(count):
         torch.manual_seed(100 + index)
-        config = LoraConfig(
-            r=2,
-            lora_alpha=16,
-            target_modules=TARGETS[kind],
-            task_type="CAUSAL_LM",
-            init_lora_weights=False,
-            fan_in_fan_out=kind == "gpt2",
-        )
-        get_peft_model(make_tiny(kind=kind).model, config).save_pretrained(
-            folder / f"member-{index}"
-        )
+        settings: dict[str, Any] = {
+            "target_modules": TARGETS[kind],
+            "init_lora_weights": False,
+            "fan_in_fan_out": kind == "gpt2",
+        }
+        config = LoraConfig(r=2, lora_alpha=16, task_type="CAUSAL_LM", **settings | more)
+        adapted = get_peft_model(make_tiny(kind=kind).model, config)
+        with torch.no_grad():  # biases begin as the base has them
+            for name, parameter in adapted.named_parameters():
+                if parameter.requires_grad and name.endswith("bias"):
+                    parameter.normal_()
+        adapted.save_pretrained(folder / f"member-{index}")
         paths.append(folder / f"member-{index}")
     return paths
 
@@ -69,6 +72,43 @@ def test_mixed_batches_equal_one_adapter_at_a_time(
     # The general ensemble of whole models says the same.
     general = ModelEnsemble(singles[0], singles[1:])
     assert_same(general.log_probs(contexts, part, 2), ensemble.log_probs(contexts, part, 2))
+
+
+# What trains or replaces more than a linear layer's two matrices.
+MORE = {
+    "biases of layers": {"bias": "all"},
+    "biases of updates": {"lora_bias": True},
+    "embeddings": {"target_modules": ["query_key_value", "embed_in"]},
+    "the head": {"target_modules": ["query_key_value", "lm_head"]},
+    "single tokens": {"trainable_token_indices": [5]},
+    "what is left of the base": {"init_lora_weights": "pissa"},
+    "what is left after QR": {"init_lora_weights": "olora"},
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT on tied heads, and on biases as shards
+@pytest.mark.parametrize("more", MORE.values(), ids=MORE)
+def test_members_that_are_more_than_plain_lora_are_refused(
+    make_tiny: MakeTiny, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """They would change the public model and each other."""
+    paths = save_members(make_tiny, tmp_path, 2, **more)
+    with pytest.raises(AuditError, match="plain L|plain linear"):
+        LoraEnsemble(make_tiny(), paths)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT on tied heads, and on biases as shards
+@pytest.mark.parametrize("more", MORE.values(), ids=MORE)
+def test_an_adapter_on_the_public_model_leaves_it_as_it_was(
+    make_tiny: MakeTiny, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    (path,) = save_members(make_tiny, tmp_path, 1, **more)
+    public, text = make_tiny(), torch.arange(2, 14)[None]
+    before = public.log_probs(text, 12)
+    expected = PeftModel.from_pretrained(make_tiny().model, str(path)).eval()(input_ids=text)
+    adapted = load_adapter_model(public, path)
+    assert_same(adapted.log_probs(text, 12), expected.logits.log_softmax(-1).detach())
+    assert torch.equal(public.log_probs(text, 12), before)
 
 
 @pytest.mark.parametrize("memory", [2**28, 0])
