@@ -131,6 +131,8 @@ class HuggingFaceModel(LanguageModel):
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
         self._takes_positions = "position_ids" in accepted
+        # XLM ends a text at its padding token, unless a mask says otherwise.
+        self._needs_mask = hasattr(config, "pad_index")
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
 
     def enable_hidden_state_cache(
@@ -442,6 +444,8 @@ class HuggingFaceModel(LanguageModel):
             }
         if self.activation.offsets is not None:
             extra["alora_offsets"] = self.activation.offsets
+        if self._needs_mask:
+            extra["attention_mask"] = input_ids.new_ones(input_ids.shape[:2], dtype=torch.long)
         if isinstance(cache, PaddedCache | TreeCache):
             extra |= cache.mask_and_positions(input_ids.shape[1])
         traffic.rows += cache.n_sequences if isinstance(cache, TreeCache) else len(input_ids)

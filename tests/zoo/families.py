@@ -139,14 +139,14 @@ FAMILIES: Mapping[str, Family] = {
     "biogpt": Family("slots"),
     "bitnet": Family("slots"),
     "bloom": Family("slots"),
-    "camembert": Family("slots", shape=_DECODER),
+    "camembert": Family("recompute", shape=_DECODER),
     "codegen": Family("slots", shape={"n_head": 4}),
     "cohere": Family("slots"),
     "cohere2": Family("slots"),
     "cohere2_moe": Family("slots"),
     "ctrl": Family("slots"),
     "cwm": Family("slots"),
-    "data2vec-text": Family("slots", shape=_DECODER),
+    "data2vec-text": Family("recompute", shape=_DECODER),
     "dbrx": Family(
         "slots",
         shape={
@@ -280,8 +280,8 @@ FAMILIES: Mapping[str, Family] = {
     "rembert": Family(
         "slots", shape={**_DECODER, "input_embedding_size": 32, "output_embedding_size": 32}
     ),
-    "roberta": Family("slots", shape=_DECODER),
-    "roberta-prelayernorm": Family("slots", shape=_DECODER),
+    "roberta": Family("recompute", shape=_DECODER),
+    "roberta-prelayernorm": Family("recompute", shape=_DECODER),
     "roformer": Family("slots", shape=_DECODER),
     "rwkv": Family("recompute"),
     "seed_oss": Family("slots"),
@@ -293,14 +293,14 @@ FAMILIES: Mapping[str, Family] = {
     "vaultgemma": Family("slots"),
     "xglm": Family("slots", shape={"attention_heads": 2}),
     "xlm": Family("recompute", shape={"causal": True}),
-    "xlm-roberta": Family("slots", shape=_DECODER),
-    "xlm-roberta-xl": Family("slots", shape=_DECODER),
+    "xlm-roberta": Family("recompute", shape=_DECODER),
+    "xlm-roberta-xl": Family("recompute", shape=_DECODER),
     "xlstm": Family(
         "cache",
         shape={"hidden_size": 128},
         but="refused in bfloat16 for texts of 64 tokens and more",
     ),
-    "xmod": Family("slots", shape={**_DECODER, "languages": ["en"], "default_language": "en"}),
+    "xmod": Family("recompute", shape={**_DECODER, "languages": ["en"], "default_language": "en"}),
     "youtu": Family("slots", shape=_LATENT),
     "zamba": Family(
         "cache",
