@@ -215,6 +215,12 @@ class PoissonTraining(Defense, Trainer):
             raise AuditError(
                 f"expected a batch of at most the {n_units} {self.unit}s {scope}, got {self.batch}",
             )
+        examples, _ = _collect_unit_sequences(job, self.unit)
+        if not any(token >= 0 for example in examples for token in example[1:]):
+            raise AuditError(
+                f"expected --block to reach an answer, got {job.block} tokens, of which none has a "
+                "loss"
+            )
         n_steps = self.count_planned_steps(n_units)
         if n_steps > MOST_STEPS:
             raise AuditError(

@@ -70,6 +70,12 @@ class UnlearningTrainer(Variant):
             raise AuditError(
                 f"expected --forget FILE with {self.name}, which forgets records, got none",
             )
+        read = [loss_masks.apply_loss_mask(record)[: job.block - 1] for record in job.forget]
+        if not any(token >= 0 for tokens in read for token in tokens):
+            raise AuditError(
+                "expected --block to reach the answers of the records to forget, got "
+                f"{job.block} tokens, of which none has a loss"
+            )
         if self.retain and not _list_retained_sequences(job):
             raise AuditError(
                 f"expected records of --data to retain with retain={self.retain:g}, got none",

@@ -55,6 +55,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for kind in ("neox", "gpt2"):
         save_tiny(folder / kind, kind)
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
+    asked = [{"instruction": row["text"], "output": "Yes."} for row in ROWS]
+    (folder / "asked.jsonl").write_text("\n".join(map(json.dumps, asked)))
     return folder
 
 
@@ -483,6 +485,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "expected gradient_canaries >= 0, got -1",
     ),
     "model": ({"options": {"model": "x"}}, "for audit run: audit train makes it"),
+    "cut answers": (
+        {"data": "asked.jsonl"},
+        "expected --block to reach an answer, got 48 tokens, of which none has a loss",
+    ),
     "kappa": (
         {"method": "adp-sound", "options": {"kappa_least": 0}},
         "expected kappa_least in (0, 1], got 0",
@@ -499,7 +505,7 @@ def test_a_refusal_is_one_sentence_and_leaves_nothing(
     inputs: Path, tmp_path: Path, case: tuple[dict[str, Any], str]
 ) -> None:
     more, sentence = case
-    more = {**more, **({"model": str(inputs / more["model"])} if "model" in more else {})}
+    more = more | {name: str(inputs / more[name]) for name in ("model", "data") if name in more}
     with pytest.raises(AuditError) as error:
         training.train_model_into_folder(make_request(inputs, tmp_path / "out", **more), silent)
     assert sentence in str(error.value) and "\n" not in str(error.value)

@@ -37,6 +37,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": [*ROWS, *ROWS[:3]],
         "forget": ROWS[:3],
         "others": [{"text": "Nobody's."}, *ROWS],
+        "asked": [{"instruction": row["text"], "output": "Yes."} for row in ROWS],
     }.items():
         (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
     learn = {"epochs": 12, "batch": 2, "learning_rate": 0.01}
@@ -213,6 +214,11 @@ def test_an_adapter_can_forget_too(inputs: Path, tmp_path: Path) -> None:
             "none",
             {"forget": "{}/forget.jsonl"},
             "--forget names records that a model should forget, but none forgets",
+        ),
+        (
+            "npo",
+            {"data": "{}/asked.jsonl", "forget": "{}/asked.jsonl"},
+            "expected --block to reach the answers of the records to forget, got 48 tokens",
         ),
         ("npo", {"options": {"beta": 0}}, "expected beta > 0, got 0"),
         ("npo", {"options": {"retain": -1}}, "expected retain >= 0, got -1"),
