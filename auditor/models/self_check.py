@@ -511,7 +511,9 @@ class _SelfCheckTrial:
         RoBERTa gives this token no position, except in a cache.
         """
         padding = self.model.special_token_id("pad")
-        if self.reached or self.room < _LEAST or padding not in range(self.model.vocab_size):
+        if padding is None or self.reached or self.room < _LEAST:
+            return ()
+        if not 0 <= padding < self.model.vocab_size:
             return ()
         first, *suffix = self.texts[0, : _LEAST - 1].tolist()
         return (((first, padding), tuple(suffix)),)

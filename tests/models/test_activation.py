@@ -202,7 +202,7 @@ class OnAfterTrigger(LlamaForCausalLM):
 
 def test_records_of_the_run_are_read_step_by_step_and_whole() -> None:
     config = LlamaConfig(
-        **SIZES, num_attention_heads=4, max_position_embeddings=64, pad_token_id=60
+        **SIZES, num_attention_heads=4, max_position_embeddings=64, bos_token_id=60
     )
     model = HuggingFaceModel(peaked(OnAfterTrigger(config)), name="triggered", embeddings=False)
     self_check.configure_serving(model, 24)
