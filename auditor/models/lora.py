@@ -516,8 +516,10 @@ def load_control_adapter(folder: Path, public: HuggingFaceModel) -> HuggingFaceM
 def load_adapter_model(public: HuggingFaceModel, adapter: Path) -> HuggingFaceModel:
     """Return the public model with one adapter; a plain LoRA shares the base's weights."""
     _require_single_device(public)
-    duplicate = copy_sharing_weights if _leaves_base_unchanged(adapter) else copy.deepcopy
-    adapted = attach_adapter(duplicate(public.model), str(adapter))
+    base = copy_sharing_weights(public.model)
+    if not _leaves_base_unchanged(adapter):
+        base = copy.deepcopy(public.model)
+    adapted = attach_adapter(base, str(adapter))
     return _model_served_like(public, adapted, f"{public.name} with one adapter")
 
 

@@ -7,8 +7,10 @@ packing, cutting and batching, which need no code for masks. Callers of a model 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -26,6 +28,12 @@ def apply_loss_mask(record: TrainingRecord) -> Tokens:
         return record.tokens
     pairs = zip(record.tokens, record.learnt, strict=True)
     return tuple(token if has_loss else ~token for token, has_loss in pairs)
+
+
+def has_learnt_tokens(sequences: Iterable[Tokens], window: slice) -> bool:
+    """Return whether the loss includes a token in this window of any of the sequences."""
+    parts = map(itemgetter(window), sequences)
+    return max(chain.from_iterable(parts), default=-1) >= 0
 
 
 def remove_loss_mask(tokens: Tokens) -> Tokens:

@@ -216,7 +216,7 @@ class PoissonTraining(Defense, Trainer):
                 f"expected a batch of at most the {n_units} {self.unit}s {scope}, got {self.batch}",
             )
         examples, _ = _collect_unit_sequences(job, self.unit)
-        if not any(token >= 0 for example in examples for token in example[1:]):
+        if not loss_masks.has_learnt_tokens(examples, slice(1, None)):
             raise AuditError(
                 f"expected --block to reach an answer, got {job.block} tokens, of which none has a "
                 "loss"

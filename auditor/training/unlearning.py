@@ -70,8 +70,8 @@ class UnlearningTrainer(Variant):
             raise AuditError(
                 f"expected --forget FILE with {self.name}, which forgets records, got none",
             )
-        read = [loss_masks.apply_loss_mask(record)[: job.block - 1] for record in job.forget]
-        if not any(token >= 0 for tokens in read for token in tokens):
+        masked = map(loss_masks.apply_loss_mask, job.forget)
+        if not loss_masks.has_learnt_tokens(masked, slice(job.block - 1)):
             raise AuditError(
                 "expected --block to reach the answers of the records to forget, got "
                 f"{job.block} tokens, of which none has a loss"
