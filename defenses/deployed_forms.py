@@ -9,9 +9,10 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import torch
@@ -135,13 +136,9 @@ class PrunedForm(DeployedForm):
     share: Share = 0.5
 
     def convert_model(self, model: Any) -> Any:
-        for layer in list_compressible_layers(model):
-            # A float amount is a share of the layer; an integer would be a number of weights.
-            prune.l1_unstructured(layer, "weight", amount=self.share)
-            # Otherwise a hook masks the weights in every forward pass, and `weight` is not a
-            # parameter.
-            prune.remove(layer, "weight")
-        return model
+        # A float amount is a share of the weights; an integer would be their number.
+        smallest = prune.L1Unstructured(self.share)
+        return compress_linear_weights(model, lambda weight: smallest.prune(weight.contiguous()))
 
 
 @dataclass(frozen=True)
@@ -203,6 +200,7 @@ class LoadedIn4Bit(DeployedForm):
         return compress_linear_weights(
             model,
             lambda weight: quantise_bitsandbytes(weight, self.name),
+            experts=False,  # transformers 5.23 loads them in full precision
         )
 
 
@@ -248,6 +246,8 @@ class GgufForm(DeployedForm):
         gguf_types.check_writable_gguf_type(self.type)
 
     def convert_model(self, model: Any) -> Any:
+        matrices = gguf_types.list_matrix_types(model, self.type)
+        _check_most_weights_change(model, list(map(itemgetter(1), matrices)))
         gguf_types.quantise_model_weights(model, self.type)
         return model
 
@@ -327,17 +327,62 @@ def round_weights(weight: Tensor, bits: int) -> Tensor:
     return torch.cat(parts, 1).to(weight.dtype)
 
 
-def compress_linear_weights(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
+def compress_linear_weights(
+    model: Any, change: Callable[[Tensor], Tensor], experts: bool = True
+) -> Any:
     """Replace each linear weight (out, in) by the result of `change`, and return the model.
 
-    Weights that share a scale must be in the same matrix row.
+    Weights that share a scale must be in the same matrix row. `experts` says whether those of a
+    mixture's experts are replaced, too. Raise AuditError if then most weights are of another kind.
     """
-    for layer in list_compressible_layers(model):
-        weight = layer.weight.data
-        if isinstance(layer, Conv1D):  # stores (in, out)
-            weight = weight.T
+    weights = list(map(_orient_linear_weight, list_compressible_layers(model)))
+    if experts:
+        weights += _list_expert_weights(model)
+        _check_most_weights_change(model, weights)
+    for weight in weights:
         weight.copy_(change(weight))
     return model
+
+
+def _orient_linear_weight(layer: Any) -> Tensor:
+    """Return a linear layer's weights as (out, in)."""
+    weight: Tensor = layer.weight.data
+    if isinstance(layer, Conv1D):  # stores (in, out)
+        return weight.T
+    return weight
+
+
+def _list_expert_weights(model: Any) -> list[Tensor]:
+    """Return the weights (out, in) of each expert that transformers stacks with the others."""
+    weights = list[Tensor]()
+    for module in model.modules():
+        is_transposed = getattr(module, "is_transposed", None)
+        if is_transposed is None:
+            continue
+        for stack in module.parameters(recurse=False):
+            if stack.ndim == 3:
+                weights += stack.data.mT if is_transposed else stack.data
+    return weights
+
+
+def _check_most_weights_change(model: Any, changed: Sequence[Tensor]) -> None:
+    """Raise AuditError unless these weights are most of those outside the embeddings."""
+    head = model.get_output_embeddings()
+    embedded = {}
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding) or module is head:
+            embedded |= {weight.data_ptr(): weight for weight in module.parameters()}
+
+    def count(weights: Iterable[Tensor]) -> int:
+        return sum(weight.numel() for weight in weights if weight.data_ptr() not in embedded)
+
+    n_changed = count(changed)
+    n_weights = count(model.parameters())
+    if 2 * n_changed < n_weights:
+        raise AuditError(
+            f"expected most weights of {model.config.model_type} in matrices that this form "
+            f"changes, got {n_changed:,} of {n_weights:,}: the others are experts or another kind"
+        )
 
 
 def list_compressible_layers(model: Any) -> list[Any]:

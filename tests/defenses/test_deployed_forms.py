@@ -29,6 +29,7 @@ from auditor.defenses.gguf_types import round_gguf_rows
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.testing import make_tiny_scenario
 from tests.conftest import refuses
+from tests.zoo import families as zoo
 
 TOKENS = torch.tensor([[3, 1, 4, 1, 5]])
 
@@ -87,6 +88,28 @@ def test_each_group_of_weights_has_its_own_levels(bits: int) -> None:
                 round(float(x) / scale) * scale if scale else 0.0 for x in weight[row, part]
             ]
             assert found[row, part].tolist() == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["mixtral", "gpt_oss"])
+def test_the_weights_of_experts_are_changed_too(family: str) -> None:
+    """Experts' matrices are stacked, as (out, in) or as (in, out), outside of linear layers."""
+    place, is_turned = "model.layers.1.mlp.experts.gate_up_proj", family == "gpt_oss"
+    rounded = Int4().convert_model(zoo.tiny(family))
+    pruned = PrunedForm(0.25).convert_model(zoo.tiny(family))
+    for expert, own in enumerate(zoo.tiny(family).get_parameter(place)):
+        expected = round_weights(own.mT if is_turned else own, 4)
+        found = rounded.get_parameter(place)[expert]
+        assert torch.equal(found.mT if is_turned else found, expected)
+        gone = pruned.get_parameter(place)[expert] == 0
+        assert gone.float().mean() == pytest.approx(0.25, abs=0.01)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("form", [Int8(), PrunedForm(0.5), GgufForm()], ids=lambda form: form.name)
+def test_a_model_that_would_stay_as_it_is_is_refused(form: Any) -> None:
+    with pytest.raises(AuditError, match="expected most weights of llama4_text in matrices"):
+        form.convert_model(zoo.tiny("llama4_text"))
 
 
 def test_a_share_that_is_none_is_refused() -> None:
