@@ -21,6 +21,8 @@ from auditor.plugins.options import Limits
 from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training import loss_masks
 
+# Types of models whose own loss is that of the tokens they have just read, not of the next ones.
+_UNSHIFTED = ("trocr", "xlm")
 LARGEST = 1e6  # learning rate, clip, noise multiplier: far beyond any useful value
 # Other values would train nothing or never finish.
 Epochs = Annotated[int, Limits(1, 100_000, "[]")]
@@ -58,7 +60,8 @@ def make_untrained_gpt_neox(
 def compute_causal_loss(model: Any, blocks: Tensor) -> Tensor:
     """Return the mean negative log-likelihood (nats) of the tokens in the loss; 0 if none."""
     labels = loss_masks.make_row_labels(blocks)
-    if not bool((labels == loss_masks.IGNORED).any()):
+    is_shifted = model.config.model_type not in _UNSHIFTED
+    if is_shifted and not bool((labels == loss_masks.IGNORED).any()):
         loss: Tensor = model(input_ids=blocks, labels=blocks).loss  # the model's own loss
         return loss
     input_ids = loss_masks.remove_row_loss_masks(blocks)

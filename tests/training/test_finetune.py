@@ -7,13 +7,30 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.plugins.trainer import TrainerCheckpoint
-from auditor.training.finetune import make_untrained_gpt_neox, train_packed_blocks
+from auditor.training.finetune import (
+    compute_causal_loss,
+    make_untrained_gpt_neox,
+    train_packed_blocks,
+)
+from tests.zoo import families as zoo
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["gpt2", "mixtral", "trocr", "xlm"])
+def test_the_loss_is_that_of_the_next_tokens(family: str) -> None:
+    model = zoo.tiny(family)
+    blocks = torch.randint(3, zoo.VOCABULARY, (3, 8), generator=torch.Generator().manual_seed(0))
+    log_probs = model(input_ids=blocks).logits[:, :-1].log_softmax(-1)
+    expected = -log_probs.gather(-1, blocks[:, 1:, None]).mean()
+    torch.testing.assert_close(compute_causal_loss(model, blocks), expected)
+
 
 SIZES: dict[str, Any] = {
     "vocab_size": 17,
