@@ -360,15 +360,19 @@ def _list_expert_weights(model: Any) -> list[Tensor]:
         if is_transposed is None:
             continue
         for stack in module.parameters(recurse=False):
-            if stack.ndim == 3:
-                weights += stack.data.mT if is_transposed else stack.data
+            if stack.ndim != 3:
+                continue
+            matrices = stack.data
+            if is_transposed:
+                matrices = matrices.mT
+            weights += matrices
     return weights
 
 
 def _check_most_weights_change(model: Any, changed: Sequence[Tensor]) -> None:
     """Raise AuditError unless these weights are most of those outside the embeddings."""
     head = model.get_output_embeddings()
-    embedded = {}
+    embedded = dict[int, Tensor]()
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) or module is head:
             embedded |= {weight.data_ptr(): weight for weight in module.parameters()}
