@@ -435,8 +435,11 @@ class DataTable(RecordTable):
             )
 
     def _name_group(self, row: int, column: str, value: Any) -> str:
-        if value is None or value is ABSENT or value == "":
+        if value is None or value is ABSENT or value == "" or value != value:
             return "none"
+        # pandas writes 1.0 in a column of whole numbers with gaps
+        if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+            value = int(value)
         if not isinstance(value, str | int | float | bool) or len(str(value)) > _GROUP_LENGTH:
             got = describe_cell_value_type(value)
             if isinstance(value, str):

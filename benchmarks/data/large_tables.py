@@ -25,7 +25,12 @@ from auditor.benchmarks.data.columns import (
     hash_texts,
 )
 from auditor.benchmarks.data.json_rows import ABSENT, parse_table_json, require_json_object
-from auditor.benchmarks.data.tables import FIRST, find_text_columns, stream_csv_table_rows
+from auditor.benchmarks.data.tables import (
+    FIRST,
+    find_text_columns,
+    list_arrow_rows,
+    stream_csv_table_rows,
+)
 from auditor.core.arrays import Ints
 from auditor.core.errors import AuditError
 from auditor.statistics.extraction import format_copies
@@ -183,7 +188,7 @@ def open_parquet(path: Path) -> Iterator[parquet.ParquetFile]:
             if len(set(file.schema_arrow.names)) < len(file.schema_arrow.names):
                 raise NotStreamable
             yield file
-    except pyarrow.ArrowException:
+    except (pyarrow.ArrowException, OverflowError):  # a date that Python does not have
         raise NotStreamable from None
 
 
@@ -415,7 +420,7 @@ def _read_large_table_head(where: str, path: Path) -> DataTable | None:
             if file.metadata.num_rows <= LARGE:
                 return None
             names = tuple(file.schema_arrow.names)
-            objects = next(file.iter_batches(FIRST)).to_pylist()
+            objects = list_arrow_rows(next(file.iter_batches(FIRST)))
     else:
         # Whether there is a line after the first LARGE lines.
         if next(islice(stream_nonblank_lines(path), LARGE, None), None) is None:

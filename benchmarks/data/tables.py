@@ -110,6 +110,10 @@ def read_record_table(flag: str, name: str, columns: Sequence[str]) -> RecordTab
         table = _read_any_table(flag, name, columns)
     except UnicodeDecodeError:  # from None: the error holds the text
         raise AuditError(f"{flag} {name!r}: {_NO_UTF8}") from None
+    except OverflowError:
+        raise AuditError(
+            f"{flag} {name!r}: expected dates of the years 1 to 9999 in the columns to read"
+        ) from None
     if not table.rows:
         raise AuditError(f"{table.label} is empty: expected at least one row")
     return table
@@ -163,13 +167,22 @@ def _find_arrow_text_columns(
     first: the first rows. column: reads a complete column by its name. A column that is empty in
     the first rows is judged by its first non-empty values.
     """
-    rows = first.to_pylist()
+    rows = list_arrow_rows(first)
     later = []
-    for name in first.column_names:
+    for name in rows[0] if rows else ():
         if not any(row[name] for row in rows):
             for value in column(name).drop_null()[:FIRST].to_pylist():
                 later.append({name: value})
     return find_text_columns([*rows, *later])
+
+
+def list_arrow_rows(first: pyarrow.Table | pyarrow.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows without their numbers and dates, as Python has no date beyond the year 9999."""
+    import pyarrow
+
+    names = [field.name for field in first.schema if not pyarrow.types.is_primitive(field.type)]
+    rows: list[dict[str, Any]] = first.select(names).to_pylist()
+    return rows
 
 
 def _holds_text(value: Any, nested: bool = False) -> bool:

@@ -1214,6 +1214,48 @@ def test_a_group_column_goes_with_its_row(tmp_path: Path, kind: str) -> None:
     assert all(secret.group is None for secret in build(str(tmp_path / f"d.{kind}")).secrets)
 
 
+@pytest.mark.parametrize("n_rows", [6, 60_000])
+def test_groups_of_whole_numbers_are_the_same_with_and_without_gaps(
+    tmp_path: Path, n_rows: int
+) -> None:
+    """pandas makes 1.0 of 1 in a column with gaps; a value that is no number is a gap."""
+    rows = pa.table(
+        {
+            "text": [f"text {i} of six words here" for i in range(n_rows)],
+            "ward": pa.array([1.0, math.nan, None, 2.5, -3.0, 7.0] * (n_rows // 6)),
+        }
+    )
+    parquet.write_table(rows, tmp_path / "d.parquet")
+    made = build(str(tmp_path / "d.parquet"), known_fraction=0.0, group_column="ward", limit=50)
+    assert {secret.group for secret in made.secrets} <= {"1", "none", "2.5", "-3", "7"}
+    table = read_data_table("--data", str(tmp_path / "d.parquet"), "ward")
+    assert list(table.list_groups("ward", True))[:6] == ["1", "none", "none", "2.5", "-3", "7"]
+
+
+@pytest.mark.parametrize("n_rows", [6, 60_000])
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "folder"])
+def test_dates_beyond_the_year_9999_are_read_past(tmp_path: Path, n_rows: int, ending: str) -> None:
+    """They end a validity in many databases, and Python has none of them."""
+    rows = pa.table(
+        {
+            "text": [f"text {i} of six words here" for i in range(n_rows)],
+            "until": pa.array([10**18] * n_rows, pa.timestamp("us")),
+        }
+    )
+    path = tmp_path / f"d.{ending}"
+    if ending == "parquet":
+        parquet.write_table(rows, path)
+    elif ending == "arrow":
+        with pa.ipc.new_file(path, rows.schema) as file:
+            file.write_table(rows)
+    else:
+        datasets.Dataset(rows).save_to_disk(str(path))
+    expected = 20 if n_rows > 20 else 5
+    assert len(build(str(path), limit=20).secrets) == expected
+    with pytest.raises(AuditError, match="expected dates of the years 1 to 9999"):
+        build(str(path), limit=20, group_column="until")
+
+
 def test_equal_rows_of_two_groups_belong_to_neither(tmp_path: Path) -> None:
     rows = [
         {**row, "place": place}
