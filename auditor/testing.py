@@ -183,8 +183,9 @@ def _batch_and_count_faults(
         alone = fit_and_guess(
             attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), queries[2:4]
         )
-        for name, guesses in alone.items():
-            if not _is_nearly_same_guesses(guesses, everything[name]):
+        for name in dict.fromkeys((*alone, *(query.id for query in queries[2:4]))):
+            first, other = alone.get(name), everything.get(name)
+            if first is None or other is None or not _is_nearly_same_guesses(first, other):
                 yield (
                     f"expected the answer to {name} to depend only on it; in batches of "
                     f"{batch_size} it changes"
@@ -233,6 +234,12 @@ def _is_nearly_same_guesses(first: Guesses, other: Guesses) -> bool:
     )
 
 
+def _is_nearly_same_observation(first: Observation, other: Observation) -> bool:
+    return first.values.keys() == other.values.keys() and all(
+        _nearly_equal(value, other.values[key]) for key, value in first.values.items()
+    )
+
+
 _nearly_equal = functools.partial(math.isclose, rel_tol=1e-4, abs_tol=1e-5)
 
 
@@ -240,6 +247,7 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
     secrets = make_subjects_for_probe(probe, tiny_model())
     ids = {secret.id for secret in secrets}
     target = model_for_probe(probe, tiny_model())
+    everything: dict[str, Observation] = {}
     for setting in (TEXT_ONLY, WHITE_BOX):
         try:
             observations = observe_by_id(probe, make_view(target, setting), secrets)
@@ -265,12 +273,15 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
             yield "expected the same numbers for every secret, at least one"
         if any(math.isnan(value) for numbers in values for value in numbers.values()):
             yield "expected numbers, got NaN"
-    everything = observe_by_id(probe, make_view(target, WHITE_BOX), secrets)
+        everything = observations
+    if set(everything) != ids:
+        return  # a sentence above says so
     for batch_size in (1, 2):
         view = make_view(target, WHITE_BOX, batch_size=batch_size)
-        for name, observation in observe_by_id(probe, view, secrets[3:7]).items():
-            expected = everything[name].values
-            if not all(_nearly_equal(v, expected[key]) for key, v in observation.values.items()):
+        alone = observe_by_id(probe, view, secrets[3:7])
+        for name in dict.fromkeys((*alone, *(secret.id for secret in secrets[3:7]))):
+            first, other = alone.get(name), everything.get(name)
+            if first is None or other is None or not _is_nearly_same_observation(first, other):
                 yield (
                     f"expected the observation of {name} to depend only on it; in batches of "
                     f"{batch_size} it does not"
@@ -530,7 +541,7 @@ def model_for_probe(probe: Probe, model: LanguageModel) -> LanguageModel:
     """Return the model, or a defended model if the probe needs a privacy claim."""
     subjects = make_subjects_for_probe(probe, model)[:1]
     try:
-        next(iter(probe.observe_secrets(make_view(model, WHITE_BOX), subjects)))
+        next(iter(probe.observe_secrets(make_view(model, WHITE_BOX), subjects)), None)
     except NotApplicable:
         return UniformMixing().protect(Scenario(model, model, None, queries=60, answer_length=4))
     return model

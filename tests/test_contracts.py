@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from auditor.attacks.extraction_probability import ExtractionProbability
 from auditor.attacks.likelihood_ranking import PerplexityRanking
 from auditor.core.errors import AuditError, NotApplicable
-from auditor.core.nouns import Guesses, Secret
+from auditor.core.nouns import Guesses, Observation, Secret
 from auditor.defenses.uniform_mixing import UniformMixing
 from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
@@ -130,6 +131,44 @@ class Twisted(HuggingFaceModel):
         return super().token_log_probs(prefixes, suffixes, prompt=prompt) * (
             2 if self.fault == "tokens" else 1
         )
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("forgets", r"an observation of every secret, got none of \['q11'\]"),
+        ("renames", "an observation of every secret"),
+        ("numbers by batch", "the observation of q3 to depend only on it"),
+        ("refuses", "which gives all it needs, got 'no'"),
+    ],
+)
+def test_a_probe_that_breaks_its_contract_is_told_how(fault: str, said: str) -> None:
+    """Each of these was a KeyError or another traceback of the check itself."""
+    check_attack(FaultyProbe())
+    with pytest.raises(ContractBroken, match=f"faulty probe: .*{said}"):
+        check_attack(FaultyProbe(fault=fault))
+
+
+@dataclass(frozen=True)
+class FaultyProbe(ExtractionProbability):
+    """Measure the probability of each suffix, with a fault."""
+
+    name = "faulty probe"
+    fault: str = ""
+
+    def observe_secrets(self, view: View, secrets: Sequence[Secret]) -> Iterator[Observation]:
+        if self.fault == "refuses":
+            raise NotApplicable("no")
+        observations = list(super().observe_secrets(view, secrets))
+        if self.fault == "forgets":
+            observations.pop()
+        for observation in observations:
+            values, name = dict(observation.values), observation.secret
+            if self.fault == "numbers by batch":
+                values[f"of {len(secrets)}"] = 1.0
+            if self.fault == "renames":
+                name += "x"
+            yield dataclasses.replace(observation, secret=name, values=values)
 
 
 @pytest.mark.parametrize(

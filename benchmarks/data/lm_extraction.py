@@ -159,7 +159,7 @@ def _read_token_id_array(where: str, path: Path, vocab_size: int) -> NDArray[Any
             f"vocabulary, got {array.min()} to {array.max()} in {path.name} (first in row {row}, "
             "counted from 0)"
         )
-    return array
+    return array.astype(np.int32)  # of two different types, a join could make floats
 
 
 def read_extraction_array(where: str, path: Path) -> NDArray[Any]:

@@ -54,6 +54,15 @@ def test_ids_are_used_as_they_are(tmp_path: Path, dtype: Any) -> None:
     assert benchmark.description == "LM-Extraction arrays of a: 6 members"
 
 
+def test_prefixes_and_suffixes_may_have_two_types_of_whole_numbers(tmp_path: Path) -> None:
+    """numpy joins uint64 and int64 into floats."""
+    folder = Path(arrays(tmp_path / "a", dtype=np.int64))
+    np.save(folder / "val_prefix.npy", np.load(folder / "val_prefix.npy").astype(np.uint64))
+    benchmark = build(str(folder))
+    assert benchmark.secrets[2].tokens == (20, 21, 22, 23, 24, 25, 26)
+    assert type(benchmark.secrets[2].prefix[0]) is int
+
+
 def test_shorter_lengths_keep_the_tokens_next_to_the_join(tmp_path: Path) -> None:
     secret = build(arrays(tmp_path / "a"), prefix_length=1, suffix_length=2).secrets[0]
     assert (secret.prefix, secret.suffix) == ((3,), (4, 5))
