@@ -81,12 +81,19 @@ class ExposureCanaryManifest:
                 "format"
             ) from None
         ids: set[str] = set()
+        texts: set[str] = set()
         for entry in self.canaries:
             if entry.id in ids:
                 raise AuditError(
                     f"expected every canary once in the manifest, got {entry.id} twice"
                 )
+            if entry.text in texts:
+                raise AuditError(
+                    f"expected every canary's own text, got the text of {entry.id} twice: copies "
+                    "of equal canaries add up"
+                )
             ids.add(entry.id)
+            texts.add(entry.text)
             if entry.count < 0:
                 raise AuditError(
                     f"expected a count of at least 0 for {entry.id}, got {entry.count}"

@@ -153,6 +153,11 @@ class BaseLabRecipe:
                 f"{self.private_rank}: an adapter leaves embeddings frozen, and a new token cannot "
                 "be learnt"
             )
+        if len(dict(self.canaries)) < len(self.canaries):
+            raise AuditError(
+                f"expected each of the lab's canaries once, got {len(self.canaries)} with "
+                f"{len(dict(self.canaries))} different digits: copies of equal ones add up"
+            )
         for digits, count in self.canaries:
             if format_lab_canary(digits) not in CANARY_SPACE or not 0 <= count <= 10_000:
                 raise AuditError(

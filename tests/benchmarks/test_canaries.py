@@ -407,6 +407,15 @@ def test_lab_canaries_are_six_digits(canary: tuple[str, int]) -> None:
         Lab(LabRecipe(canaries=(canary,)))
 
 
+def test_canaries_with_one_text_are_refused() -> None:
+    """One with 16 copies and a control were counted apart."""
+    with pytest.raises(AuditError, match="expected each of the lab's canaries once, got 2 with 1"):
+        LabRecipe(canaries=(("955320", 1), ("955320", 4))).check()
+    formats = ["ID {digits:2}", "ID {digits:1}{digits:1}"]
+    with pytest.raises(AuditError, match="expected every canary's own text, got the text of"):
+        exposure_canaries.make_exposure_canary_manifest(formats, (1, 16), 8, 4)
+
+
 def test_the_labs_canaries_are_those_it_trains_on(tmp_path: Path) -> None:
     recipe = LabRecipe(
         vocab_size=400,
