@@ -183,11 +183,11 @@ def _batch_and_count_faults(
         alone = fit_and_guess(
             attack, make_view(tiny_model(), WHITE_BOX, batch_size=batch_size), queries[2:4]
         )
-        for name in dict.fromkeys((*alone, *(query.id for query in queries[2:4]))):
-            first, other = alone.get(name), everything.get(name)
-            if first is None or other is None or not _is_nearly_same_guesses(first, other):
+        for query in queries[2:4]:
+            guesses = alone.get(query.id)
+            if guesses is None or not _is_nearly_same_guesses(guesses, everything[query.id]):
                 yield (
-                    f"expected the answer to {name} to depend only on it; in batches of "
+                    f"expected the answer to {query.id} to depend only on it; in batches of "
                     f"{batch_size} it changes"
                 )
     recipes = attack.sample_counts_by_recipe(make_view(tiny_model(), WHITE_BOX))
@@ -252,6 +252,7 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
         try:
             observations = observe_by_id(probe, make_view(target, setting), secrets)
         except NotApplicable as why:
+            everything = {}
             if not str(why) or setting_gives_capabilities(probe.needs, setting):
                 yield (
                     f"expected observations in the setting {setting.name}, which gives all it "
@@ -279,11 +280,12 @@ def _probe_contract_faults(probe: Probe) -> Iterator[str]:
     for batch_size in (1, 2):
         view = make_view(target, WHITE_BOX, batch_size=batch_size)
         alone = observe_by_id(probe, view, secrets[3:7])
-        for name in dict.fromkeys((*alone, *(secret.id for secret in secrets[3:7]))):
-            first, other = alone.get(name), everything.get(name)
-            if first is None or other is None or not _is_nearly_same_observation(first, other):
+        for secret in secrets[3:7]:
+            observation = alone.get(secret.id)
+            expected = everything[secret.id]
+            if observation is None or not _is_nearly_same_observation(observation, expected):
                 yield (
-                    f"expected the observation of {name} to depend only on it; in batches of "
+                    f"expected the observation of {secret.id} to depend only on it; in batches of "
                     f"{batch_size} it does not"
                 )
     yield from _measurement_faults(probe, make_view(target, WHITE_BOX), secrets, everything)
