@@ -31,6 +31,7 @@ from auditor.statistics.judging import Outcome
 from auditor.statistics.metrics import RECALL
 
 RESOLVE = "resolve first"
+UNFINISHED = "not finished"
 LEAKS = "leaks"
 CLEAR = "nothing shown"
 TEST = "not tested"
@@ -72,10 +73,11 @@ def list_advice(
 ) -> tuple[Advice, ...]:
     """Return all advice that the run supports.
 
-    The order is: reasons to distrust the results, leaks with commands for gates, where leaks
-    concentrate, helpful defenses, and untested kinds of leak. Concentration and defenses are
-    reported only for the attack with the highest recall on the undefended model, and only if its
-    results per secret are stored. run: the run's name in commands.
+    The order is: reasons to distrust the results, the rest of an unfinished check, leaks with
+    commands for gates, where leaks concentrate, helpful defenses, and untested kinds of leak.
+    Concentration and defenses are reported only for the attack with the highest recall on the
+    undefended model, and only if its results per secret are stored. run: the run's name in
+    commands.
     """
     assessment = assess_leak_signals(result)
     if not any(map(assessment.list_tested_signals, assessment.targets)):
@@ -83,6 +85,11 @@ def list_advice(
     advices = []
     for doubt in signals.list_doubts(assessment):
         advices.append(Advice(RESOLVE, doubt.sentence, doubt.kind))
+    if assessment.unasked:
+        missing = f"{format_count(assessment.unasked, 'record')} not asked for lack of time"
+        advices.append(
+            Advice(UNFINISHED, f"{missing}: {_format_resume_command(run)}", "audit check")
+        )
     advices += _list_severity_advice(result, assessment, run)
     advices += _list_verbatim_leakage_advice(result, details, run)
     for on, text in signals.list_untested_signals(result, assessment):
@@ -403,10 +410,12 @@ def suggest_next_command(assessment: LeakAssessment, folder: Path) -> str:
 def format_resume_line(unasked: int, folder: Path) -> str:
     """Return the command that resumes the check, and how many records it will query."""
     rest = f"asks the {format_count(unasked, 'record')} that {'is' if unasked == 1 else 'are'} left"
-    return (
-        f"audit check --resume {shlex.quote(escaping.make_printable_line(str(folder)))} --minutes "
-        f"30    {rest}"
-    )
+    command = _format_resume_command(shlex.quote(escaping.make_printable_line(str(folder))))
+    return f"{command}    {rest}"
+
+
+def _format_resume_command(run: str) -> str:
+    return f"audit check --resume {run} --minutes 30"
 
 
 # --- the section ---
@@ -436,6 +445,8 @@ def _build_decision_blocks(material: ReportMaterial) -> Sequence[Block]:
             row = item.row
         if item.kind == RESOLVE:
             command = advise
+        elif item.kind == UNFINISHED:  # as the screen's NEXT
+            command = _format_resume_command(run)
         elif item.command and not command:
             # One option a line: a page breaks no line inside an option, and the block can be
             # copied.

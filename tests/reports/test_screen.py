@@ -24,7 +24,7 @@ from auditor.core.result import (
     RecordCounts,
     TargetRecord,
 )
-from auditor.reports import screen
+from auditor.reports import advice, markdown, screen
 from auditor.reports.screen import LINES, WIDTH, build_first_screen
 from tests.docs.pages import ROOT
 from tests.reports.conftest import claims, lab_run, probed
@@ -286,6 +286,12 @@ def test_a_leak_among_the_records_asked_in_time_does_not_end_the_check() -> None
             "        audit advise runs/latest",
         ]
         assert shown[first:-1] == expected[:steps]
+        # the report and `audit advise` named a gate, or `audit advise` itself
+        resume = "audit check --resume runs/latest --minutes 30"
+        page = markdown.render_markdown_report(result, folder=Path("runs/latest"))
+        assert f"```\n{resume}\n```" in page
+        unfinished = advice.list_advice(result, run="runs/latest")[0]
+        assert unfinished.kind == advice.UNFINISHED and unfinished.line.endswith(f": {resume}")
 
 
 def test_what_one_attack_extracts_is_not_bounded_by_another_ones_zero() -> None:
