@@ -153,9 +153,9 @@ class Identifiers(AncestralProbe):
                     values_by_name[f"{name}_{i}"] = _NONE if name == "kind" else 0.0
             n_ranked = 0
             for value in candidates:
-                # Names appear in the text before an address, or are frequent: a base model shows
-                # it.
-                unchecked = value.format.has_names and base is None
+                # Names appear in the text before an address, or are frequent, as chosen numbers
+                # are: a base model shows it.
+                unchecked = value.format.is_uneven and base is None
                 if unchecked:
                     numbers = None
                 else:

@@ -188,7 +188,7 @@ def _find_values(documents: Sequence[RagDocument], seed: int) -> list[_StoredVal
                 value_format = find_value_format(span.kind, value, {})
             except UnknownFormat:
                 continue
-            if value_format.has_names:
+            if value_format.is_uneven:
                 continue  # such values are not drawn at random by people
             noise = make_keyed_generator("rag alternatives", seed, document.name)
             alternatives = value_format.list_alternatives(

@@ -1,8 +1,8 @@
 """Draw alternatives to a piece of personal data: other values of the same format.
 
-An alternative keeps the parts that identify an issuer, date or holder, such as a card's first six
-digits, a country and bank, an area code, or a year and sex. All other parts are drawn uniformly,
-with matching check digits, in the notation of the true value.
+An alternative keeps the parts that identify an issuer, date or holder, such as a card's first eight
+digits, a country and bank, an area code, or a year and sex, and zeros that fill up a number. All
+other parts are drawn uniformly, with matching check digits, in the notation of the true value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ import numpy as np
 from auditor.benchmarks.data import pii
 from auditor.benchmarks.data.birth_dates import find_birth_date_places
 from auditor.benchmarks.data.identity_numbers import (
+    CHECK_DIGITS,
+    MOST_ORDER_DIGITS,
+    REDRAWN_CHARACTERS,
+    REGION_PLACE,
+    REPLACED_PLACES,
+    WITH_CENTURY,
     find_card_number_places,
+    find_id_number_places,
     get_birth_date,
     list_id_number_checks,
 )
@@ -46,7 +53,8 @@ class ValueFormat:
         options give different texts.
     has_one_length: whether all texts have the same number of characters.
     is_quick: whether `finish` is fast enough to list thousands of values.
-    has_names: whether the parts are names, which are not distributed uniformly among people.
+    is_uneven: whether some values are more frequent than others: names, and short numbers, which
+        people choose (PINs) or the text tells (postcodes).
     """
 
     kind: str
@@ -54,7 +62,7 @@ class ValueFormat:
     finish: Callable[[Sequence[str]], str | None]
     has_one_length: bool = True
     is_quick: bool = True
-    has_names: bool = False
+    is_uneven: bool = False
 
     @property
     def n_choices(self) -> int:
@@ -112,7 +120,10 @@ def find_value_format(
         pii.EMAIL: _detect_email_format,
         pii.BIRTH: _detect_birth_date_format,
     }
-    value_format = by_kind.get(kind, _detect_code_format)(value)
+    if find_format := by_kind.get(kind):
+        value_format = find_format(value)
+    else:
+        value_format = _detect_marked_format(kind, value)
     if value_format is None:
         raise UnknownFormat(f"{kind} of a form that nobody has described")
     return value_format
@@ -144,14 +155,15 @@ def _replace_free_characters(
     """Return a format that varies the characters of `value` at the positions `free`.
 
     A replacement has the same class as the character, such as digits. `is_valid` selects the valid
-    texts.
+    texts. Few digits are uneven.
     """
 
     def finish(parts: Sequence[str]) -> str | None:
         text = _put_characters(value, free, parts)
         return text if is_valid(text) else None
 
-    return ValueFormat(kind, _classify_characters(value, free), finish)
+    is_uneven = kind in (CODE, pii.EMAIL) and len(free) < _LEAST_RANDOM_DIGITS
+    return ValueFormat(kind, _classify_characters(value, free), finish, is_uneven=is_uneven)
 
 
 def _classify_character(character: str) -> str:
@@ -192,7 +204,8 @@ def _detect_format(kind: str, value: str, space: CanarySpace) -> ValueFormat:
 
 
 _YEAR = re.compile("(?<![0-9])(?:19|20)[0-9]{2}(?![0-9])")
-_LEAST_CODE_DIGITS = 4
+_LEAST_CODE_DIGITS = 3
+_LEAST_RANDOM_DIGITS = 6  # fewer are often chosen, such as 1234, or known, such as a postcode
 
 
 def _list_digits_except_years(text: str) -> list[int]:
@@ -203,29 +216,70 @@ def _list_digits_except_years(text: str) -> list[int]:
     return [place for place in _list_places(text, str.isdigit) if place not in years]
 
 
+_PADDING = re.compile("(?<![0-9])0+|0{3,}")
+
+
+def _list_free_digits(value: str, places: Sequence[int]) -> list[int]:
+    """Return the places of digits, without zeros that fill up a number: first ones, 3 in a row."""
+    number = _get_characters(value, places)
+    padding = set[int]()
+    for match in _PADDING.finditer(number):
+        padding.update(range(*match.span()))
+    return [p for i, p in enumerate(places) if i not in padding and number[i].isdigit()]
+
+
 def _list_code_digits(code: str) -> list[int]:
-    """Return the places of the digits that may vary, with a year only if too few others would."""
-    free = _list_digits_except_years(code)
-    return free if len(free) >= _LEAST_CODE_DIGITS else _list_places(code, str.isdigit)
+    """Return the places of the digits that may vary, with a year only if too few others would.
+
+    Of many digits, the first one does not vary, as it may tell the issuer or the age.
+    """
+    free = _list_free_digits(code, range(len(code)))
+    without_years = sorted({*free} & {*_list_digits_except_years(code)})
+    if len(without_years) >= _LEAST_CODE_DIGITS:
+        free = without_years
+    return free[len(free) > _LEAST_RANDOM_DIGITS :]
 
 
 _CODE = re.compile(r"[A-Za-z]{0,8}[-_/#:. ]?[0-9][0-9 ./_-]{2,}[0-9](?:-?[A-Za-z])?")
 
 
+def _detect_marked_format(kind: str, value: str) -> ValueFormat | None:
+    """Return the format of a value of a kind that only the data know, by the value itself."""
+    if any(find_birth_date_places(f"{kind}: {value}")):
+        return _detect_birth_date_format(value)
+    for find_format in (_detect_card_format, _detect_iban_format):
+        if value_format := find_format(value):
+            return value_format
+    if (0, len(value)) in find_id_number_places(value):
+        return _detect_id_format(value)
+    return _detect_code_format(value)
+
+
+# Texts like codes whose digits may not be any: IP addresses, coordinates.
+_NO_CODE = re.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}|[0-9]{1,3}\.[0-9]{4,}")
+_UUID_LENGTH = 32
+_UUID_PLACES = (12, 16)  # a UUID's version and variant
+
+
 def _detect_code_format(value: str) -> ValueFormat | None:
     """Return the format of a hash, or of a code whose digits can be replaced by any others.
 
-    A code has at least 4 digits. A year in it is kept if 4 others vary. Return None for any other
+    At least 3 digits of a code vary; if 3 others do, a year is kept. Return None for any other
     value.
     """
     if len(value) in _HASH_LENGTHS and re.fullmatch("[0-9a-f]+|[0-9A-F]+", value):
         if value == value.lower():
-            digits = _HEX
+            digits = [_HEX] * len(value)
         else:
-            digits = _HEX.upper()
-        return ValueFormat(HASH, (digits,) * len(value), "".join)
+            digits = [_HEX.upper()] * len(value)
+        if len(value) == _UUID_LENGTH:
+            for place in _UUID_PLACES:
+                digits[place] = value[place]
+        return ValueFormat(HASH, tuple(digits), "".join)
     free = _list_code_digits(value)
-    if not _CODE.fullmatch(value) or len(free) < _LEAST_CODE_DIGITS:
+    is_code = _CODE.fullmatch(value) and not _NO_CODE.fullmatch(value)
+    is_date = any(find_birth_date_places(f"born {value}"))
+    if not is_code or is_date or len(free) < _LEAST_CODE_DIGITS:
         return None
     return _replace_free_characters(CODE, value, free, lambda text: _list_code_digits(text) == free)
 
@@ -233,7 +287,7 @@ def _detect_code_format(value: str) -> ValueFormat | None:
 # --- numbers with check digits ---
 
 
-_ISSUER_DIGITS = 6  # of a card (ISO/IEC 7812)
+_ISSUER_DIGITS = 8  # of a card (ISO/IEC 7812:2017; six before)
 
 
 def _detect_card_format(value: str) -> ValueFormat | None:
@@ -253,34 +307,34 @@ def _detect_card_format(value: str) -> ValueFormat | None:
 
 
 # Characters of an account number that name the bank, and its branch, by country (ISO 13616's
-# registry): they are kept. Other countries keep eight.
+# registry), and the type of the account: they are kept. Other countries keep eight.
 _BANK_CHARACTERS = {
-    **dict.fromkeys(("EE", "SA"), 2),
+    "SA": 2,
     **dict.fromkeys(("BE", "SE", "FI", "LU", "AE"), 3),
-    **dict.fromkeys(("NL", "DK", "NO", "CZ", "SK", "RO", "LV"), 4),
+    **dict.fromkeys(("EE", "NL", "DK", "NO", "CZ", "SK", "RO", "LV"), 4),
     **dict.fromkeys(("CH", "LI", "AT", "SI", "LT", "TR"), 5),
     "IL": 6,
     **dict.fromkeys(("HU", "GR", "HR"), 7),
-    **dict.fromkeys(("DE", "ES", "PL", "PT", "BG"), 8),
-    **dict.fromkeys(("FR", "GB", "IE"), 10),
+    **dict.fromkeys(("DE", "ES", "PL", "PT"), 8),
+    **dict.fromkeys(("FR", "GB", "IE", "BG"), 10),
     "IT": 11,
 }
 _MOST_BANK_CHARACTERS = 8
+_WITH_OTHER_PARTS = ("BR", "IS")  # the owner's place or national number
 
 
 def _detect_iban_format(value: str) -> ValueFormat | None:
     from stdnum import iban
 
-    if not iban.is_valid(re.sub("[ .-]", "", value).upper()):
+    country = value[:2].upper()
+    if country in _WITH_OTHER_PARTS or not iban.is_valid(re.sub("[ .-]", "", value).upper()):
         return None
     places = _list_places(value, str.isalnum)
-    country = value[:2].upper()
     n_bank = _BANK_CHARACTERS.get(country, _MOST_BANK_CHARACTERS)
     own_check = _find_own_check(country, _get_characters(value, places)[4:])
-    free = []
-    for p in places[4 + n_bank :]:
-        if p not in places[own_check]:
-            free.append(p)
+
+    account = [p for p in places[4 + n_bank :] if p not in places[own_check]]
+    free = _list_free_digits(value, account)
 
     def finish(parts: Sequence[str]) -> str | None:
         text = _put_characters(value, free, parts)
@@ -291,7 +345,7 @@ def _detect_iban_format(value: str) -> ValueFormat | None:
             number = _get_characters(text, places).upper()
         check = iban.calc_check_digits(number)
         valid = iban.is_valid(number[:2] + check + number[4:])
-        if valid:
+        if valid and _list_free_digits(text, account) == free:
             return _put_characters(text, places[2:4], check)
         return None
 
@@ -332,61 +386,32 @@ def _own_check_digits(country: str, account: str) -> str:
     return digits
 
 
-# By the name of its check: the number of redrawn characters at the end of a national number, and
-# the position, counted from the end, whose parity gives the sex (0: none). A date with its century,
-# a district or an order of issue comes before them. An Italian and a Mexican number derive from the
-# name.
-_ID_NUMBERS: Mapping[str, tuple[int, int]] = {
-    "us.ssn": (6, 0),
-    "es.dni": (7, 0),
-    "es.nie": (7, 0),
-    "fr.nir": (5, 0),
-    "ch.ssn": (10, 0),
-    "br.cpf": (11, 0),
-    "be.ssn": (5, 3),
-    "is_finnish": (4, 2),
-    "is_swedish": (4, 2),
-    "is_korean": (6, 0),
-    "no.fodselsnummer": (5, 3),
-    "pl.pesel": (5, 2),
-    "tr.tckimlik": (11, 0),
-    "gr.amka": (5, 2),
-    "ee.ik": (4, 0),
-    "ro.cnp": (4, 0),
-    "lv.pvn": (4, 0),
-    "cz.rc": (4, 0),
-    "th.pin": (8, 0),
-    "cl.rut": (7, 0),
-    "is_chinese": (4, 2),
-    "hr.oib": (11, 0),
-    "gr.vat": (8, 0),
-    "il.idnr": (7, 0),
-    "ua.rntrc": (5, 2),
-}
-# Numbers whose redrawn characters tell the century of the date, too.
-_WITH_CENTURY = ("be.ssn", "no.fodselsnummer")
-_CHECK_DIGITS = {"br.cpf": 2, "fr.nir": 2, "no.fodselsnummer": 2, "be.ssn": 2, "tr.tckimlik": 2}
-
-
 def _detect_id_format(value: str) -> ValueFormat | None:
     name, is_valid = next(list_id_number_checks(value), ("", lambda number: False))
-    if name not in _ID_NUMBERS:
+    if name not in REDRAWN_CHARACTERS:
         return None
-    n_free, sex = _ID_NUMBERS[name]
+    n_free, sex = REDRAWN_CHARACTERS[name]
     places = _list_places(value, str.isalnum)
-    free = places[-n_free:]
-    n_check = _CHECK_DIGITS.get(name, 1)
-    birth_date = get_birth_date(name, value) if name in _WITH_CENTURY else None
+    n_check = CHECK_DIGITS.get(name, 1)
+    order, check = places[-n_free:-n_check], places[-n_check:]
+    is_order = len(order) <= MOST_ORDER_DIGITS
+    n_zeros = _count_first_zeros(value, order)
+    birth_date = get_birth_date(name, value) if name in WITH_CENTURY else None
 
     def is_of_format(text: str) -> bool:
+        if is_order and _count_first_zeros(text, order) != n_zeros:
+            return False
         same_sex = not sex or _is_odd(text[places[-sex]]) == _is_odd(value[places[-sex]])
         if not same_sex or next(list_id_number_checks(text), ("",))[0] != name:
             return False
-        return name not in _WITH_CENTURY or get_birth_date(name, text) == birth_date
+        return name not in WITH_CENTURY or get_birth_date(name, text) == birth_date
 
-    if name in ("us.ssn", "is_korean"):
+    if name in REPLACED_PLACES:
+        free = [places[i] for i in REPLACED_PLACES[name]]
         return _replace_free_characters(pii.ID, value, free, is_of_format)
-    body, check = free[:-n_check], free[-n_check:]
+    body = [
+        p for p in order[max(1, n_zeros) * is_order :] if p != places[REGION_PLACE.get(name, 0)]
+    ]
     # A Chinese check digit may be X, a Chilean check digit K; a letter is any of its class.
     endings = [*_list_check_endings(value, check, name)]
 
@@ -400,6 +425,11 @@ def _detect_id_format(value: str) -> ValueFormat | None:
 
     choices = _classify_characters(value, body)
     return ValueFormat(pii.ID, choices, finish, is_quick=False)
+
+
+def _count_first_zeros(text: str, places: Sequence[int]) -> int:
+    digits = _get_characters(text, places)
+    return len(digits) - len(digits.lstrip("0"))
 
 
 def _is_odd(character: str) -> bool:
@@ -471,7 +501,7 @@ def _detect_email_format(value: str) -> ValueFormat | None:
     parts = re.split(r"([^a-z]+)", local)
     choices: dict[int, Sequence[str]] = {}  # by the place of the name among the parts
     for i, part in enumerate(parts):
-        if len(part) > 1:
+        if len(part) > 1 and part.isalpha():
             choices[i] = next((names for names in _load_names() if part in names), ())
     if not choices or not all(choices.values()) or local != local.lower():
         return None
@@ -484,7 +514,7 @@ def _detect_email_format(value: str) -> ValueFormat | None:
         return "".join(text) + domain
 
     return ValueFormat(
-        pii.EMAIL, tuple(choices.values()), finish, has_one_length=False, has_names=True
+        pii.EMAIL, tuple(choices.values()), finish, has_one_length=False, is_uneven=True
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import importlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
 
@@ -228,6 +228,48 @@ def list_id_number_checks(number: str) -> Iterator[tuple[str, Callable[[str], bo
     for pattern, name in _compile_notations():
         if pattern.fullmatch(number) and (check := _get_check(name))(number.upper()):
             yield name, check
+
+
+# By the name of its check: the number of redrawn characters at the end of a national number, and
+# the position, counted from the end, whose parity gives the sex (0: none). A date with its century,
+# a district or an order of issue comes before them. If a number of births follows a date, its first
+# digit, or its first zeros, are kept, too: the numbers are given in order, and small days do not
+# reach 999. An Italian and a Mexican number derive from the name.
+REDRAWN_CHARACTERS: Mapping[str, tuple[int, int]] = {
+    "us.ssn": (7, 0),
+    "es.dni": (7, 0),
+    "es.nie": (7, 0),
+    "fr.nir": (5, 0),
+    "ch.ssn": (10, 0),
+    "br.cpf": (11, 0),
+    "be.ssn": (5, 3),
+    "is_finnish": (4, 2),
+    "is_swedish": (4, 2),
+    "is_korean": (7, 0),
+    "no.fodselsnummer": (5, 3),
+    "pl.pesel": (5, 2),
+    "tr.tckimlik": (9, 0),
+    "gr.amka": (5, 2),
+    "ee.ik": (4, 0),
+    "ro.cnp": (4, 0),
+    "lv.pvn": (4, 0),
+    "cz.rc": (4, 0),
+    "th.pin": (8, 0),
+    "cl.rut": (7, 0),
+    "is_chinese": (4, 2),
+    "hr.oib": (11, 0),
+    "gr.vat": (8, 0),
+    "il.idnr": (7, 0),
+    "ua.rntrc": (5, 2),
+}
+# Numbers whose redrawn characters tell the century of the date, too.
+WITH_CENTURY = ("be.ssn", "no.fodselsnummer")
+MOST_ORDER_DIGITS = 4
+# Numbers that may have no check digit: the places to draw. A Korean number tells the province, and
+# counts births in a quarter.
+REPLACED_PLACES = {"us.ssn": range(-6, 0), "is_korean": (-4, -3, -1)}
+REGION_PLACE = {"br.cpf": -3}  # place of a digit in the number that tells the region of issue
+CHECK_DIGITS = {"br.cpf": 2, "fr.nir": 2, "no.fodselsnummer": 2, "be.ssn": 2, "tr.tckimlik": 2}
 
 
 _IBAN_START = re.compile(r"(?<![0-9A-Za-z])[A-Za-z]{2}[0-9]{2}(?=[ .-]?[0-9A-Za-z])")

@@ -3,6 +3,7 @@ each as likely as the true one."""
 
 from __future__ import annotations
 
+import re
 from itertools import islice
 
 import numpy as np
@@ -61,10 +62,10 @@ def test_alternatives_are_recognised_as_the_value_is(example: WrittenExample) ->
 @pytest.mark.parametrize(
     ("kind", "value", "beginning"),
     [
-        ("card", "4111 1111 1111 1111", "4111 11"),
+        ("card", "4111 1111 1111 1111", "4111 1111 "),
         ("iban", "ES91 2100 0418 4502 0005 1332", "ES"),
         ("phone", "+49 30 1234567", "+49 30 1"),
-        ("id-number", "880320-0016", "880320-0"),
+        ("id-number", "880320-1436", "880320-1"),
         ("id-number", "536-90-4399", "536-"),
         ("order", "ORD-2031-88812", "ORD-"),
         ("birth-date", "1980-02-03", "1980-"),
@@ -73,8 +74,7 @@ def test_alternatives_are_recognised_as_the_value_is(example: WrittenExample) ->
 def test_what_tells_the_issuer_or_the_year_is_kept(kind: str, value: str, beginning: str) -> None:
     drawn = alternatives(kind, value, 200)
     assert len(set(drawn)) == len(drawn) >= 200 - 1 or kind == "id-number"
-    start = beginning[:-1] if kind == "id-number" and value[6] == "-" else beginning
-    assert all(text.startswith(start) for text in drawn)
+    assert all(text.startswith(beginning) for text in drawn)
     if kind == "iban":  # bank and branch, after check digits that differ
         assert all(text[5:14] == "2100 0418" for text in drawn)
         assert len({text[2:4] for text in drawn}) > 20
@@ -144,7 +144,7 @@ def test_a_french_iban_with_letters_has_its_own_check_digits() -> None:
 )
 def test_a_national_number_keeps_the_century_of_birth(module: str, value: str, date: str) -> None:
     drawn = alternatives("id-number", value, 200)
-    assert len(drawn) >= 100
+    assert len(drawn) >= 30
     for text in (value, *drawn):
         assert str(get_birth_date(module, text)) == date
 
@@ -162,6 +162,7 @@ def test_a_national_number_keeps_the_century_of_birth(module: str, value: str, d
 def test_a_year_is_kept_as_any_model_expects_one(kind: str, value: str, year: str) -> None:
     drawn = alternatives(kind, value, 300)
     assert len(drawn) >= 300 and all(year in text for text in drawn)
+    assert all(len(value) == len(text) and "-00" * ("-00" in value) in text for text in drawn)
     for text in drawn[::30]:
         assert find_value_format(kind, text, {}).choices == (
             find_value_format(kind, value, {}).choices
@@ -171,13 +172,14 @@ def test_a_year_is_kept_as_any_model_expects_one(kind: str, value: str, year: st
 def test_short_codes_are_enumerated() -> None:
     format = find_value_format("pin", "4821", {})
     every = format.list_alternatives("4821", 999, 10_000, np.random.default_rng(0))
-    assert sorted([*every, "4821"]) == [f"{i:04}" for i in range(10_000)]
+    assert sorted([*every, "4821"]) == [str(i) for i in range(1000, 10_000) if i % 1000]
+    assert format.is_uneven  # people choose 1234
 
 
 def test_each_value_is_as_likely_as_any_other() -> None:
     """Of 1,000 sets of alternatives to a card, how often each of the account's digits is drawn."""
     drawn = [t for seed in range(60) for t in alternatives("card", "4111 1111 1111 1111", 20, seed)]
-    for place in (7, 12, 17, 18):
+    for place in (10, 12, 17, 18):
         counts = np.bincount([int(text[place]) for text in drawn], minlength=10)
         assert chisquare(counts).pvalue > 1e-3
 
@@ -202,7 +204,12 @@ def test_described_formats_are_drawn_from() -> None:
         ("card", "4111 1111 1111 1112"),
         ("id-number", "RSSMRA85T10A562S"),
         ("email", "info@mail.example"),
-        ("email", "anna.smith1985@mail.example"),
+        ("email", "annasmith85@mail.example"),
+        ("ip", "192.168.10.25"),
+        ("visit", "2023-05-17"),
+        ("place", "52.520008"),
+        ("order", "0000-0012"),
+        ("iban", "IS14 0159 2600 7654 5510 7303 39"),
         ("birth-date", "3 février 1980"),
     ],
 )
@@ -212,5 +219,43 @@ def test_a_format_that_nobody_described_is_refused(kind: str, value: str) -> Non
 
 
 def test_a_format_with_few_values_gives_all_of_them() -> None:
-    every = alternatives("id-number", "880320-0016", 999)
-    assert len(every) == 499  # of 1,000 serial numbers those of the same sex, without its own
+    every = alternatives("id-number", "880320-1436", 999)
+    assert len(every) == 49  # of 100 serial numbers those of the same sex, without its own
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "pattern"),
+    [
+        ("account", "0002177052", "000[1-9][0-9]+"),
+        ("account", "AC-40000-123456", "AC-40000-[1-9][0-9]{5}"),
+        ("iban", "NL91 ABNA 0417 1643 00", "NL[0-9]{2} ABNA 0[1-9][0-9 ]+"),
+        ("iban", "CH93 0076 2011 6238 5295 7", "CH[0-9]{2} 0076 2[0-9 ]+"),
+        ("iban", "EE38 2200 2210 2014 5685", "EE[0-9]{2} 2200 [0-9 ]+"),
+        ("iban", "MT84MALT011000012345MTLCAST001S", "MT[0-9]{2}MALT0110000[0-9]{5}MTLCAST00[0-9]S"),
+        ("id-number", "529.982.247-25", r"[0-9]{3}\.[0-9]{3}\.[0-9]{2}7-[0-9]{2}"),
+        ("id-number", "93.05.18-223.61", r"93\.05\.18-2[0-9]{2}\.[0-9]{2}"),
+        ("id-number", "920214-1089317", "920214-108[0-9]{2}1[0-9]"),
+        ("CREDITCARDNUMBER", "4111111111111111", "41111111[0-9]{8}"),
+        ("DATEOFBIRTH", "1980-02-13", "1980-[0-9]{2}-[0-9]{2}"),
+        ("token", "b3f1c2d4e5f64a7b8c9d0e1f2a3b4c5d", "[0-9a-f]{12}4[0-9a-f]{3}8[0-9a-f]{15}"),
+        ("email", "anna.smith85@mail.example", r"[a-z]+\.[a-z]+85@mail\.example"),
+    ],
+)
+def test_what_any_model_expects_is_kept(kind: str, value: str, pattern: str) -> None:
+    """Else values that were never trained on rank first: zeros, regions, orders, check digits."""
+    drawn = alternatives(kind, value, 40)
+    assert len(drawn) >= 19 and all(re.fullmatch(pattern, text) for text in drawn)
+    assert re.fullmatch(pattern, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "is_uneven"),
+    [
+        ("postcode", "80331", True),
+        ("account", "8033172", False),
+        ("email", "sk8r123@mail.example", True),
+        ("email", "user483920@mail.example", False),
+    ],
+)
+def test_short_numbers_are_not_equally_likely(kind: str, value: str, is_uneven: bool) -> None:
+    assert find_value_format(kind, value, {}).is_uneven is is_uneven
