@@ -516,6 +516,20 @@ def test_what_cannot_be_used_is_left_out_by_name(tmp_path: Path, kind: str) -> N
         read_files(rows(tmp_path, bad), tokenizer(), known_fraction=0)
 
 
+def test_a_system_turn_of_several_parts_is_written(tmp_path: Path) -> None:
+    """The template writes each part by itself, and changes its white space."""
+    texts = "m.content | map(attribute='text') | map('trim')"
+    template = CHATML.replace(
+        "m.content +", f"(m.content if m.content is string else {texts} | join('] [')) +"
+    )
+    system = [{"type": "text", "text": text} for text in ("Be brief. ", "Be a clerk.")]
+    said = [{"role": "system", "content": system}, *messages(talk("Who is it?", "It is Ann."))]
+    assert len(read_files(rows(tmp_path, said), tokenizer(template), known_fraction=0).secrets) == 1
+    with pytest.raises(AuditError, match="drops it: leave the system turns out"):
+        first_alone = template.replace("join('] [')", "first")
+        read_files(rows(tmp_path, said), tokenizer(first_alone), known_fraction=0)
+
+
 def test_templates_that_cannot_write_a_conversation(tmp_path: Path) -> None:
     data = rows(tmp_path, messages(TWO))
     with pytest.raises(AuditError, match="expected a tokenizer with a chat template"):
