@@ -267,7 +267,16 @@ class StepwiseFineTuning:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from `state`; call this only before the first step."""
+        """Continue from `state`; call this only before the first step.
+
+        Raise AuditError if another version of this program saved it with fewer entries.
+        """
+        if missing := sorted(self.state().keys() - state.keys()):
+            raise AuditError(
+                "expected a checkpoint of this version of audit, got one of another, without "
+                f"{', '.join(missing)}: delete checkpoint.pt in the folder of -o to train from the "
+                "start"
+            )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(state["parameters"][name])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from auditor.core.errors import AuditError
 from auditor.core.secret_randomness import make_keyed_generator
 from auditor.plugins.trainer import TrainerCheckpoint
 from auditor.training.finetune import (
@@ -117,5 +118,11 @@ def test_a_training_that_goes_on_drops_out_what_it_would_have(tmp_path: Path) ->
 
     expected = train(4, None)
     train(1, checkpoint)
+    state = checkpoint.load()
+    assert state is not None
+    checkpoint.save({name: value for name, value in state.items() if name != "random"})
+    with pytest.raises(AuditError, match="got one of another, without random: delete"):
+        train(4, checkpoint)
+    checkpoint.save(state)
     resumed = train(4, checkpoint)
     assert all(torch.equal(expected[name], resumed[name]) for name in expected)
