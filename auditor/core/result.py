@@ -267,7 +267,7 @@ class Doubt:
     """Reason why an extraction rate of zero is no evidence: something that may have hidden a leak.
 
     Attributes:
-        kind: "text form", "answers", "non-members", "likelihood" or "contradiction".
+        kind: "text form", "answers", "non-members", "likelihood", "contradiction" or "base".
         sentence: the observation, as a sentence for a report.
     """
 

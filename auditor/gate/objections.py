@@ -23,8 +23,9 @@ def downgrade_doubtful_ruling(
     """Return the ruling, changed from `held` to `inconclusive` if its number is in doubt.
 
     Any number about leakage is in doubt if the audit is unsure how the training text was formatted
-    (the text form). A number from sampled answers is also in doubt if a server withheld answers, or
-    if there are fewer hits than the model's probabilities predict.
+    (the text form), or if an adapter is loaded onto another base than it names. A number from
+    sampled answers is also in doubt if a server withheld answers, or if there are fewer hits than
+    the model's probabilities predict.
 
     Args:
         result: result of the run.
@@ -40,7 +41,7 @@ def downgrade_doubtful_ruling(
     doubts += assessment.contradictions.get(ruling.target, ())
     reasons = []
     for doubt in doubts:
-        if is_drawn and doubt.kind in ("answers", "contradiction"):
+        if doubt.kind == "base" or (is_drawn and doubt.kind in ("answers", "contradiction")):
             reasons.append(doubt.sentence)
     for doubt in result.benchmark.doubts:
         # a defense's cost is not a leak

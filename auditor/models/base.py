@@ -172,6 +172,7 @@ class LanguageModel(ABC):
         returns_token_ids: False for a server that returns only text.
         eos: end-of-text tokens.
         notes: facts about loading that users must know.
+        load_doubts: reasons in loading why the answers may hide a leak.
         parts: number of distributions computed for each row, such as one for each member of an
             ensemble.
         choices_kept_in: folder in which the results of self-checks are stored.
@@ -187,6 +188,7 @@ class LanguageModel(ABC):
     eos: tuple[int, ...] = ()
     device: torch.device = torch.device("cpu")
     notes: tuple[str, ...] = ()
+    load_doubts: tuple[Doubt, ...] = ()
     # Returns a context in which the model reads each text once. The weights must not change there.
     # The argument True bounds the memory, so that the context can last for a whole run; a number
     # is a share of that. An inner context without it caches more for a while. Most models cache
@@ -420,7 +422,7 @@ class LanguageModel(ABC):
 
         An example is that the server withheld answers. The result is empty without such a reason.
         """
-        return ()
+        return self.load_doubts
 
     def has_withheld_answer_by_prefix(self, prefixes: Sequence[tuple[int, ...]]) -> list[bool]:
         """Return, for each prefix, whether the model's server refused or filtered any answer to it.

@@ -18,6 +18,7 @@ from transformers.utils.hub import cached_files
 from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import LoadingOptions
+from auditor.core.result import Doubt
 from auditor.models import self_check
 from auditor.models.adapters import attach_adapter, resize_embeddings
 from auditor.models.huggingface import HuggingFaceModel
@@ -80,12 +81,16 @@ def load_causal_lm(name: str, options: LoadingOptions = DEFAULTS) -> HuggingFace
         tokenizer = load_tokenizer_if_present(name, options) or load_tokenizer_if_present(
             base, base_options
         )
-        if base != config.base_model_name_or_path:
-            notes += (
-                f"{name}: its base is {base}, as --base says; it names "
-                f"{config.base_model_name_or_path}",
-            )
+        named_base = config.base_model_name_or_path
+        if base != named_base:
+            notes += (f"{name}: its base is {base}, as --base says; it names {named_base}",)
         target = HuggingFaceModel(model, tokenizer, name=name, notes=notes)
+        if named_base and Path(base).name != Path(named_base).name:
+            sentence = (
+                f"{name} was trained on {named_base} and is loaded onto {base} (--base): on "
+                "another model, it may hide what it has learnt."
+            )
+            target.load_doubts = (Doubt("base", sentence),)
         target.load_again = lambda: load_with_adapter()[0]
         self_check.check_loaded_model(target)
         return target

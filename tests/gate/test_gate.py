@@ -15,7 +15,14 @@ from scipy.stats import binom
 from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.conclusions.signals import assess_leak_signals
 from auditor.core.errors import AuditError
-from auditor.core.result import AuditResult, BenchmarkRecord, Doubt, Finding, Measurement
+from auditor.core.result import (
+    AuditResult,
+    BenchmarkRecord,
+    Doubt,
+    Finding,
+    Measurement,
+    TargetRecord,
+)
 from auditor.gate.decide import apply_gate_policy, compute_rule_bounds
 from auditor.gate.decide import judge_gate_rules as rule_on
 from auditor.gate.objections import downgrade_doubtful_ruling
@@ -452,3 +459,14 @@ def test_no_limit_on_leakage_is_held_in_doubt_of_the_text_form(metric: str, expe
     )
     assert (held.verdict, ruled.verdict) == ("held", expected)
     assert ruled.unmeasured == ("Another may be right." in ruled.reason) == (expected != "held")
+
+
+def test_no_limit_is_held_by_an_adapter_on_another_base() -> None:
+    found = result(row("undefended", count(0, 100)))
+    (held,) = judge(found, {"recall": 0.05})
+    doubts = (Doubt("base", "It was trained on another."),)
+    target = TargetRecord("undefended", "undefended", "none", doubts=doubts)
+    found = replace(found, targets=(target,))
+    ruled = downgrade_doubtful_ruling(found, assess_leak_signals(found), held)
+    assert (held.verdict, ruled.verdict) == ("held", "inconclusive")
+    assert "trained on another" in ruled.reason

@@ -679,6 +679,10 @@ def test_an_adapter_whose_base_moved_takes_another_place(tmp_path: Path) -> None
     found = load_causal_lm(str(folder), LoadingOptions(base=moved))
     torch.testing.assert_close(distribution(found), wanted)
     assert any("its base is" in note and moved in note for note in found.notes)
+    assert "may hide what it has learnt" in found.doubts()[0].sentence
+    again = Path(moved).rename(tmp_path / "base")
+    assert not load_causal_lm(str(folder), LoadingOptions(base=f"{tmp_path}/./base")).doubts()
+    again.rename(moved)
     with pytest.raises(
         AuditError, match=r"expected --base only with an adapter, got it with .*, which is not one"
     ):
