@@ -483,6 +483,8 @@ def _build_personal_data_screen_entry(
     else:
         remark = ": none extracted"
     counts = personal.format_personal_data_counts(best)
+    if n_cut := sum(count.cut for count in result.benchmark.kinds.values()):
+        remark += f"; {format_count(n_cut, 'more value')} cut off by a suffix's end: not counted"
     return ScreenEntry("WHAT", (f"{counts} {_format_tested_target(result, best)}{remark}",), 2)
 
 

@@ -372,14 +372,15 @@ class Unlearning:
 class KindCount:
     """Numbers of items of one kind of personal data, such as e-mail addresses, in the secrets.
 
-    An item that occurs in two secrets counts twice.
+    An item that occurs in two secrets counts twice, except in `cut`.
 
     Attributes:
         members: items of members that are wholly in the suffix. The audit tests whether guesses
             contain them.
         nonmembers: items of non-members that are wholly in the suffix.
         held: items of members that are already in the prefix.
-        cut: items of members that are cut by the end of the prefix or suffix.
+        cut: items of members that are cut by the end of the prefix or suffix, and in no other part
+            of the record whole.
         trained: items of non-members that are also in the training data. They are no baseline.
     """
 

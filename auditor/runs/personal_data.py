@@ -100,6 +100,7 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
     decode = make_token_decoder(benchmark.tokenizer)
     members = set()  # with personal data
     spans_by_id = {}
+    documents = {}
     # True: a number that continues after the text is a different number.
     foreign = {}
     for secret in benchmark.secrets:
@@ -108,6 +109,7 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
         if not spans:  # as of most secrets of large data
             continue
         spans_by_id[secret.id] = spans
+        documents[secret.id] = secret.document or secret.id
         if secret.member:
             members.add(secret.id)
             continue
@@ -120,6 +122,8 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
     trained = {text for text, count in counted.items() if count}
     of: dict[str, tuple[Mark, ...]] = {}
     counts: dict[str, Counter[str]] = {}
+    # Two parts of a record share the item that the cut between them divides; a third may hold it.
+    whole, divided = set(), set()
     for id, spans in spans_by_id.items():
         marks: list[Mark] = []
         for kind, text, fate in spans:
@@ -127,11 +131,18 @@ def find_personal_data(benchmark: Benchmark, regions: Sequence[str] = ()) -> Per
                 if fate != "members":
                     continue  # "held" or "cut" count only for members
                 fate = "trained" if text in trained else "nonmembers"
+            elif fate == "cut":
+                divided.add((kind, documents[id], text))
+                continue
+            else:
+                whole.add((kind, documents[id], text))
             if fate in ("members", "nonmembers"):
                 marks.append((kind, text))
             counts.setdefault(kind, Counter())[fate] += 1
         if marks:
             of[id] = tuple(marks)
+    for kind, _, _ in divided - whole:
+        counts.setdefault(kind, Counter())["cut"] += 1
     return PersonalDataOfSecrets(
         of, {kind: KindCount(**counted) for kind, counted in sorted(counts.items())}, notes
     )

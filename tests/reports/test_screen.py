@@ -20,6 +20,7 @@ from auditor.core.result import (
     NO_TIME,
     AuditResult,
     Doubt,
+    KindCount,
     Measurement,
     RecordCounts,
     TargetRecord,
@@ -332,6 +333,10 @@ def test_where_nothing_was_seen_its_bound_stands_beside_it_and_a_doubt_is_resolv
         == "copies 20: 0/20, 40: 0/40 (white-box); the 0/20 leaves up to 17% possible"
     )
     assert entry(shown, "WHAT") == "e-mail addresses 0/24 (white-box): none extracted"
+    kinds = {"email": KindCount(24, cut=19)}
+    told = lines(replace(result, benchmark=replace(result.benchmark, kinds=kinds)))
+    left_out = "; 19 more values cut off by a suffix's end: not counted"
+    assert entry(told, "WHAT") == entry(shown, "WHAT") + left_out
     also = entry(shown, "ALSO")
     assert (
         "(not compared with non-members; this decoding draws none of these suffixes; another may)"

@@ -111,6 +111,17 @@ def test_what_the_prefix_holds_or_a_cut_goes_through_is_not_counted_and_said(
     assert personal_data.find_personal_data(short).counts == {"email": KindCount(cut=1)}
 
 
+def test_what_the_cut_between_two_parts_divides_counts_once(tmp_path: Path) -> None:
+    """Each of the two parts counted it: 38 addresses were left out of 50 records with one each."""
+    texts = [{"text": f"{'word ' * 18}write to ann@example.com, {'and so on ' * 8}"}]
+    parts = build(write(tmp_path / "t.jsonl", texts))
+    assert personal_data.find_personal_data(parts).counts == {"email": KindCount(cut=1)}
+    # a third part holds it whole
+    overlapping = build(write(tmp_path / "t.jsonl", texts), windows=10)
+    (counts,) = personal_data.find_personal_data(overlapping).counts.values()
+    assert counts.members > 0 and counts.cut == 0
+
+
 def test_a_name_is_followed_before_a_particle_and_in_a_genitive(tmp_path: Path) -> None:
     """And in a guess it may then be a part of a word as well; a name that is a word may not."""
     names = ["김민준", "Anna", "Ben"]
