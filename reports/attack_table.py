@@ -64,7 +64,7 @@ class AttackRow:
         is_named = m.note not in ("", self.finding.attack)
         notes = []
         if m.name == name_auc(""):
-            notes = [m.note if is_named else "", _format_most_copied_auc(self.finding)]
+            notes = [m.note if is_named else "", _format_most_copied_auc(self.finding, m.note)]
         note = "; ".join(filter(None, notes))
         if note:
             note = f" ({note})"
@@ -118,8 +118,12 @@ def compare_attacks(
     return rows
 
 
-def _format_most_copied_auc(finding: Finding) -> str:
-    """Return a phrase about the records with most copies: `0.994 [0.91–1.00] at 8 copies`."""
+def _format_most_copied_auc(finding: Finding, note: str) -> str:
+    """Return a phrase about the records with most copies: `0.994 [0.91–1.00] at 8 copies`.
+
+    note: the note of the AUC of all records. If another score is the strongest for the records with
+    most copies, the phrase also names it.
+    """
     by_copies = []
     for count, m in phrases.sort_repeats(finding.by_repeats):
         if m.name == name_auc("") and is_measured(m):
@@ -127,7 +131,9 @@ def _format_most_copied_auc(finding: Finding) -> str:
     if len(by_copies) < 2:
         return ""
     most_copies, auc = by_copies[-1]
-    return f"{phrases.format_measurement_value(auc)} at {most_copies} copies"
+    score = auc.note.partition(", best of ")[0]
+    by = "" if score in ("", note.partition(", best of ")[0]) else f" by {score}"
+    return f"{phrases.format_measurement_value(auc)} at {most_copies} copies{by}"
 
 
 def _find_main_number(finding: Finding) -> Measurement | None:

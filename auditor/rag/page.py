@@ -168,6 +168,8 @@ def describe_crawl(crawl: Crawl) -> str:
     n_questions, n_documents = crawl.points[-1]
     curve = ", ".join(f"{documents:,} after {count:,}" for count, documents in crawl.points)
     share = f"{n_documents:,} of {crawl.n_possible:,} documents"
+    if crawl.identity is not None:
+        share += ", the asker's own included"
     return f"{share} ({n_documents / crawl.n_possible:.0%}) with {n_questions:,} questions: {curve}"
 
 

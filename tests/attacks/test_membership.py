@@ -130,7 +130,7 @@ def test_a_model_that_learnt_its_members_is_told_from_one_that_did_not(
     seen = observed(probe, view(neox, reference=make_tiny(seed=7)), told)
     found = by_name(probe.measurements(told, seen))
     assert next(iter(found)) == "membership_auc" and found["membership_auc"] == replace(
-        found["membership_auc_reference"], name="membership_auc", note="reference, difference"
+        found["membership_auc_reference"], name="membership_auc", note="loss minus the reference's"
     )
     assert (
         min(

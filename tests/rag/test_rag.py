@@ -63,6 +63,8 @@ def test_without_a_filter_every_document_reaches_others(tmp_path: Path) -> None:
     assert all(layer.outside[0] == 0 for layer in result.layers)
     assert result.crawl is not None
     assert [target for target, _ in result.crawl.points] == [4, 8, 12, 16]
+    # more than the layer counts, which are those of others
+    assert ", the asker's own included (" in page.describe_crawl(result.crawl)
 
 
 def test_a_zero_is_earned_by_the_owners(tmp_path: Path) -> None:

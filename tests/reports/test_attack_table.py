@@ -108,6 +108,12 @@ def test_aucs_are_paired_in_the_direction_in_which_each_tells_members(result: Au
     groups = {"8": replace(auc, value=0.99, low=0.8, high=1.0), "1": replace(auc, value=0.7)}
     first = replace(first, finding=replace(first.finding, by_repeats=groups))
     assert first.number_text.endswith("(loss, best of 3 scores; 0.990 [0.800–1.00] at 8 copies)")
+    # the number by Min-K% was read as one by the loss
+    by_another = {**groups, "8": replace(groups["8"], note="Min-K%, best of 3 scores")}
+    named = replace(first, finding=replace(first.finding, by_repeats=by_another))
+    assert named.number_text.endswith("; 0.990 [0.800–1.00] at 8 copies by Min-K%)")
+    groups = {count: replace(m, note="membership") for count, m in groups.items()}
+    first = replace(first, finding=replace(first.finding, by_repeats=groups))
     alone = replace(first, main=replace(auc, note="membership"))
     assert alone.number_text == "AUC 0.750 [0.600–0.900] (0.990 [0.800–1.00] at 8 copies)"
     assert second.difference is not None and second.difference.value == pytest.approx(0)
