@@ -54,8 +54,9 @@ LOSS_OTHERS = "loss_nonmembers"
 EXPOSURE = "exposure"
 LOGGED = (MEMBERS, OTHERS, LOSS, LOSS_OTHERS, EXPOSURE)
 NOT_CHECKED = (
-    "whether the records are in the training set was not checked: its rows contain no token ids "
-    "(input_ids, or TRL's prompt_ids with completion_ids, chosen_ids or rejected_ids)"
+    "whether the records are in the training set was not checked: it is streamed, or its rows "
+    "contain no token ids (input_ids, or TRL's prompt_ids with completion_ids, chosen_ids or "
+    "rejected_ids)"
 )
 _PANELS = (
     ("Probability that one sample is the suffix", (MEMBERS, OTHERS)),
