@@ -578,10 +578,17 @@ def _compute_paired_difference(
     difference = outcomes.compare_paired_metric(rule.metric, rule.count, row_values, base_values)
     if isinstance(difference, str):
         return difference
-    return _Number(
+    number = _Number(
         difference,
         f"{rule.metric_with_part} minus {other}'s: {difference.value:+.4g}, paired by secret,",
     )
+    of_records = outcomes.OF_RECORDS.get(rule.metric)
+    if of_records is None or documents.RECORD not in row_values.columns:
+        return number
+    records = outcomes.compare_paired_metric(of_records, rule.count, row_values, base_values)
+    if isinstance(records, str):  # as after a stop by --until, whose bounds are others
+        return number
+    return replace(number, evidence=bound_part_share(difference, records), parts=difference.n)
 
 
 def _is_limit_exceeded(case: _Case, level: float) -> bool:

@@ -165,6 +165,25 @@ def test_parts_of_one_record_are_no_independent_evidence(
     assert "(n = 400 parts, taken as independent)" in paired.rulings[-1].reason
 
 
+def test_a_change_in_parts_is_no_more_evidence_than_one_in_their_records() -> None:
+    """Of two equal models, 19% were worse by 60 records of 5 parts, and 39% by parts of 20."""
+    records = np.arange(400.0) // 20
+    runs = []
+    for n_records_hit in (5, 3):
+        windows = (records < n_records_hit).astype(float)
+        by_record = measure_share("document_recall", hits(20, range(n_records_hit)))
+        row = finding(windows)
+        row = replace(row, measurements=(*row.measurements, by_record))
+        finished = run(windows, f"run{n_records_hit}", findings=(row,))
+        runs.append(replace(finished, outcomes={ROW: per_secret(windows, record=records)}))
+    for rule in ("recall not worse than baseline by 0.02", ""):  # also the rule without a policy
+        policy = Policy((parse_gate_rule(rule),) if rule else ())
+        (ruling,) = apply_gate_policy(runs[0], policy, runs[1]).rulings
+        assert ruling.verdict == "inconclusive" and ruling.value == pytest.approx(0.1)
+        assert "(n = 20 records, in 400 parts)" in ruling.reason
+    assert verdicts(runs[0], runs[0], "recall not worse than baseline by 0.05") == ["inconclusive"]
+
+
 def test_records_in_parts_are_compared_by_record() -> None:
     """A comparison showed the share of parts, 15% where the runs say 30%, as if independent; a
     rule on records always failed: "not stored for each secret"."""
