@@ -399,7 +399,7 @@ def _measure_target(
     doubts = tuple(scoring.list_withheld_doubts(audit, target))
     if likelihoods := collector.likelihoods.get(target.name):
         doubts += scoring.doubt_if_members_likelier(
-            target.title, likelihoods, audit.selection.methods_by_name
+            target.title, likelihoods, audit.selection.methods_by_name, target.secrets
         )
     target.model.check_unchanged_at_end()  # refuse a served model that has changed during the run
     # Last: peak memory, cost and the model's doubts cover all queries.

@@ -19,7 +19,7 @@ import torch
 
 from auditor.conclusions.leak_readings import KINDS
 from auditor.conclusions.outcomes import ValuesBySecret
-from auditor.core.arrays import Bools
+from auditor.core.arrays import Bools, Floats
 from auditor.core.counts import format_count
 from auditor.core.nouns import UNDEFENDED, Guesses, Secret, TokenLogProbs, Tokens
 from auditor.core.result import Doubt, Measurement
@@ -35,7 +35,12 @@ from auditor.models.base import LanguageModel, compute_text_nlls, implies_capabi
 from auditor.models.decoding import GREEDY
 from auditor.models.memory import BatchSizeLimit
 from auditor.plugins import registry
-from auditor.plugins.probe import GreedyBatch, batch_equal_shapes, score_greedily
+from auditor.plugins.probe import (
+    GreedyBatch,
+    batch_equal_shapes,
+    score_greedily,
+    score_records,
+)
 from auditor.runs.audit import Audit, RunContext, Target
 from auditor.runs.targets import Targets, sort_by_lengths
 from auditor.statistics import intervals
@@ -429,7 +434,10 @@ _ALIKE = next(kind for kind in KINDS if kind.alike).measured_by[0]
 
 
 def doubt_if_members_likelier(
-    title: str, answers: ValuesBySecret, methods: Collection[str] = ()
+    title: str,
+    answers: ValuesBySecret,
+    methods: Collection[str] = (),
+    secrets: Sequence[Secret] = (),
 ) -> tuple[Doubt, ...]:
     """Return a doubt if members' true tokens are more likely than non-members', otherwise ().
 
@@ -437,16 +445,16 @@ def doubt_if_members_likelier(
     anything, such a difference means that the model knows the members, or that members and
     non-members differ in kind. A one-sided Welch test at the 2.5% level compares the mean
     log-probabilities, in nats per token.
+    Secrets of one person or document count as one, because they are not independent.
 
     Args:
         title: title of the target, for the doubt.
         answers: mean log-probability of each secret's true tokens.
         methods: names of the run's attacks and probes. The doubt recommends a membership probe if
             it is not among them.
+        secrets: the scored secrets; only needed if several are of one person or document.
     """
-    values = answers.values[LIKELIHOOD]
-    members = values[answers.member]
-    nonmembers = values[~answers.member]
+    members, nonmembers = _average_by_unit(answers, secrets)
     least, _ = compute_welch_interval(members, nonmembers)
     if not least > 0:
         # NaN is no doubt either: a defense forbids a true token, or all values are equal.
@@ -465,6 +473,21 @@ def doubt_if_members_likelier(
             f"the two kinds of records differ; {advice}.",
         ),
     )
+
+
+def _average_by_unit(answers: ValuesBySecret, secrets: Sequence[Secret]) -> list[Floats]:
+    """Return the mean log-probability of each member's person or document, and of non-members'."""
+    values = answers.values[LIKELIHOOD]
+    unit = score_records(secrets).unit
+    if unit is None:
+        return [values[answers.member], values[~answers.member]]
+    number_by_id = dict(zip(build_secret_table(secrets).ids.tolist(), unit.tolist(), strict=True))
+    numbers = np.array([number_by_id[id] for id in answers.ids])
+    means = []
+    for side in (answers.member, ~answers.member):
+        of = np.unique(numbers[side], return_inverse=True)[1]
+        means.append(np.bincount(of, values[side]) / np.bincount(of))
+    return means
 
 
 def _compute_mean_log_probs(scored: Iterable[TokenLogProbs]) -> dict[str, float]:

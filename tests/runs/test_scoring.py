@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from auditor.conclusions.outcomes import ValuesBySecret
+from auditor.core.nouns import Secret
 from auditor.core.plan import Plan
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.records.folder import RunFolder
@@ -60,6 +62,25 @@ def test_false_alarms_are_as_many_as_the_level_says() -> None:
         sum(bool(doubt_if_members_likelier("", answers(0.0, seed=seed))) for seed in range(300))
         <= 14
     )
+
+
+@pytest.mark.parametrize("trait", ["document", "user"])
+def test_records_of_one_text_or_person_are_one_answer(trait: str) -> None:
+    """60 texts or people and 40 others, ten records each: as if independent, 22% are doubts."""
+
+    def doubts(seed: int) -> bool:
+        rng = np.random.default_rng(seed)
+        secrets, values = [], []
+        for i in range(100):
+            own = rng.normal()
+            for j in range(10):
+                secret = Secret(f"{i}.{j}", (1,), (2,), None, i < 60)
+                secrets.append(replace(secret, **{trait: str(i)}))
+                values.append((secret.id, float(own + rng.normal() - 3)))
+        row = build_likelihood_row(dict(values[:600]), dict(values[600:]))
+        return bool(doubt_if_members_likelier("", row, secrets=secrets))
+
+    assert sum(map(doubts, range(300))) <= 14
 
 
 def test_a_run_stores_scores_of_the_first_secrets_before_it_reads_the_others(

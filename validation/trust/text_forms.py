@@ -382,7 +382,9 @@ def _audited(
     doubts = list(found.doubts)
     if not hits:
         doubts += doubt_if_members_likelier(
-            "tiny", likelihoods(wrap_prefixed_model(target, before.tokens), found)
+            "tiny",
+            likelihoods(wrap_prefixed_model(target, before.tokens), found),
+            secrets=found.secrets,
         )
     return (
         hits,
