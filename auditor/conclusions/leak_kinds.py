@@ -46,6 +46,7 @@ class LeakReading:
         part: group of the data that the number covers; "" for all data.
         count: repeat count of the secrets that the number covers; "" for all secrets.
         n_tests: how many numbers are tested at one shared significance level.
+        n_attacks: how many attacks share the level of the excess, in addition.
         max_provable: largest value that an audit could have proved.
         blind: the same number, computed from the data without a model.
     """
@@ -59,6 +60,7 @@ class LeakReading:
     part: str = ""
     count: str = ""
     n_tests: int = 1
+    n_attacks: int = 1
     max_provable: float = math.nan
     blind: Measurement | None = None
 
@@ -67,6 +69,20 @@ class LeakReading:
         if isinstance(self.baseline, Measurement):
             return self.baseline.value
         return self.baseline or 0.0
+
+    @property
+    def family(self) -> tuple[CellKey | None, str]:
+        """The attack, and the kind of part of the data that the number covers, "" for all data.
+
+        The numbers of a family share a significance level already.
+        """
+        if self.count:
+            return self.cell, "count"
+        return self.cell, "group" if self.part else ""
+
+    def widen_excess(self, n_tests: int) -> Measurement | None:
+        """Return the excess corrected for `n_tests` further tests (Bonferroni)."""
+        return None if self.excess is None else widen_leak_measurement(self.excess, n_tests)
 
     @property
     def is_above_baseline(self) -> bool:
@@ -115,7 +131,7 @@ class LeakReading:
         if not math.isnan(self.max_provable):
             return self.max_provable
         if m.unit == "share":
-            return _find_smallest_leak_share(m.n, self.baseline, self.n_tests)
+            return _find_smallest_leak_share(m.n, self.baseline, self.n_tests * self.n_attacks)
         if isinstance(self.baseline, Measurement):
             if self.excess is None:
                 margin = m.value - m.low
@@ -302,11 +318,30 @@ def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
     levels = math.ceil(sum(1 / reading.n_tests for reading in readings if reading.can_show_leak))
     adjusted = []
     for reading in readings:
-        if reading.excess is None:
-            excess = None
-        else:
-            excess = widen_leak_measurement(reading.excess, levels)
+        excess = reading.widen_excess(levels)
         adjusted.append(replace(reading, excess=excess, n_tests=levels * reading.n_tests))
+    return adjusted
+
+
+def share_level_among_attacks(readings: Sequence[LeakReading]) -> list[LeakReading]:
+    """Correct the excesses of one kind of leak for the number of attacks (Bonferroni).
+
+    The excesses of all secrets share one significance level, and those of parts of the data another
+    one. The excesses that one attack has of all its secrets count as one test, and so do those of
+    its groups, and of its repeat counts.
+    """
+    families = set()
+    for reading in readings:
+        if reading.can_show_leak and reading.excess is not None:
+            families.add(reading.family)
+    adjusted = []
+    for reading in readings:
+        n_attacks = 1
+        if reading.excess is not None:
+            is_part = bool(reading.family[1])
+            n_attacks = max(1, sum(bool(part) == is_part for _, part in families))
+        excess = reading.widen_excess(n_attacks)
+        adjusted.append(replace(reading, excess=excess, n_attacks=n_attacks))
     return adjusted
 
 

@@ -20,7 +20,12 @@ from auditor.conclusions.disagreements import (
     list_contradiction_doubts,
     list_nonmember_doubts,
 )
-from auditor.conclusions.leak_kinds import LeakKind, LeakReading, adjust_leak_readings
+from auditor.conclusions.leak_kinds import (
+    LeakKind,
+    LeakReading,
+    adjust_leak_readings,
+    share_level_among_attacks,
+)
 from auditor.conclusions.leak_readings import GREEDILY, GREEDY, KINDS, PERSONAL, VERBATIM
 from auditor.conclusions.strata import find_worst_group, find_worst_stratum
 from auditor.core.counts import format_count
@@ -230,9 +235,9 @@ def assess_leak_signals(result: AuditResult) -> LeakAssessment:
 def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSignal]:
     """Yield a signal for each kind of leak and tested access setting.
 
-    If a kind was tested in no setting, yield one signal with the reason. In an audit of released
-    text, which has no model, all signals share one significance level: they answer a single
-    question.
+    If a kind was tested in no setting, yield one signal with the reason. All attacks that measure a
+    kind share one significance level. In an audit of released text, which has no model, all signals
+    share one: they answer a single question.
     """
     rows = result.select_findings(target)
     rows_by_setting = {setting: result.select_findings(target, setting) for setting in SETTINGS}
@@ -260,6 +265,8 @@ def _assess_target_signals(result: AuditResult, target: str) -> Iterator[LeakSig
                 kind, target, "", NOT_TESTED, reason=_explain_unmeasured_signal(result, rows, kind)
             )
         for setting, kind_readings in by_setting.items():
+            if result.family != RELEASED_TEXT:
+                kind_readings = share_level_among_attacks(kind_readings)
             signal = _build_signal(kind, target, setting, kind_readings)
             yield _complete_verbatim_signal(signal, rows) if kind is VERBATIM else signal
 
@@ -361,7 +368,8 @@ def _build_signal(
         *(kind, target, setting, SHOWN if best.is_shown else NOT_SHOWN),
         *(best.corrected, best.baseline, best.cell),
         suspected=best.is_suspected and not best.is_shown,
-        n_tests=best.n_tests,
+        # An excess that decides is shown.
+        n_tests=best.n_tests if best.is_shown else best.n_tests * best.n_attacks,
         smallest_detectable=best.smallest_detectable_value,
         part=best.part,
         count=best.count,

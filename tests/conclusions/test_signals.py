@@ -316,6 +316,32 @@ def test_kinds_of_personal_data_share_one_level() -> None:
     assert found(40, *[18] * 19).status == SHOWN
 
 
+def test_attacks_share_one_level() -> None:
+    """Of ten attacks on a model that leaks nothing, one showed a leak in a fifth of the runs."""
+
+    def attack(name: str, hits: int, **more: object) -> Finding:
+        left = subtract_nonmember_share("excess_recall", _ones(hits, N), _ones(2, OTHERS))
+        others = share("recall_nonmembers", 2, OTHERS)
+        return replace(row(share("recall", hits, N), others, left, attack=name), **more)
+
+    def found(hits: int, rivals: int, **more: object) -> LeakSignal:
+        others = [attack(f"rival {i}", 3) for i in range(rivals)]
+        return signal(run(attack("best", hits, **more), *others), "verbatim")
+
+    alone = next(k for k in range(N) if found(k, 0).status == SHOWN)
+    several = found(alone, 9)
+    assert (several.status, several.suspected, several.n_tests) == (NOT_SHOWN, True, 10)
+    smallest = round(several.smallest_detectable * N)
+    assert alone < smallest < alone + 6
+    assert [found(k, 9).status for k in (smallest - 1, smallest)] == [NOT_SHOWN, SHOWN]
+    # Groups share another level: the share of all records keeps its own.
+    groups = {f"{i}": share("recall", alone // 2, N // 2) for i in range(2)}
+    assert found(alone, 0, by_group=groups).n_tests == 1
+    # Without non-members a single hit is enough, whatever the number of attacks.
+    hit = run(*(row(share("recall", i == 0, N), attack=str(i)) for i in range(10)))
+    assert signal(hit, "verbatim").status == SHOWN
+
+
 def test_what_was_not_tested_says_why() -> None:
     found = signal(
         run(replace(row(attack="exposure"), not_applicable="there are no canaries")), "exposure"
