@@ -72,17 +72,18 @@ class LeakReading:
 
     @property
     def family(self) -> tuple[CellKey | None, str]:
-        """The attack, and the kind of part of the data that the number covers, "" for all data.
-
-        The numbers of a family share a significance level already.
-        """
+        """The attack, and which parts of the data share a level: "count", "group" or "" for all."""
         if self.count:
             return self.cell, "count"
-        return self.cell, "group" if self.part else ""
+        if self.part:
+            return self.cell, "group"
+        return self.cell, ""
 
     def widen_excess(self, n_tests: int) -> Measurement | None:
-        """Return the excess corrected for `n_tests` further tests (Bonferroni)."""
-        return None if self.excess is None else widen_leak_measurement(self.excess, n_tests)
+        """Return the excess, corrected for `n_tests` further tests (Bonferroni)."""
+        if self.excess is None:
+            return None
+        return widen_leak_measurement(self.excess, n_tests)
 
     @property
     def is_above_baseline(self) -> bool:
@@ -326,9 +327,8 @@ def adjust_leak_readings(readings: Sequence[LeakReading]) -> list[LeakReading]:
 def share_level_among_attacks(readings: Sequence[LeakReading]) -> list[LeakReading]:
     """Correct the excesses of one kind of leak for the number of attacks (Bonferroni).
 
-    The excesses of all secrets share one significance level, and those of parts of the data another
-    one. The excesses that one attack has of all its secrets count as one test, and so do those of
-    its groups, and of its repeat counts.
+    Attacks share one significance level for all secrets, and another level for parts of the data.
+    An attack's groups count as one test, and its repeat counts as another test.
     """
     families = set()
     for reading in readings:

@@ -364,12 +364,16 @@ def _build_signal(
         )
 
     best = min(readings, key=rank)
+    n_tests = best.n_tests
+    status = SHOWN
+    if not best.is_shown:
+        status = NOT_SHOWN
+        n_tests *= best.n_attacks  # reports then show the excess
     return LeakSignal(
-        *(kind, target, setting, SHOWN if best.is_shown else NOT_SHOWN),
+        *(kind, target, setting, status),
         *(best.corrected, best.baseline, best.cell),
         suspected=best.is_suspected and not best.is_shown,
-        # An excess that decides is shown.
-        n_tests=best.n_tests if best.is_shown else best.n_tests * best.n_attacks,
+        n_tests=n_tests,
         smallest_detectable=best.smallest_detectable_value,
         part=best.part,
         count=best.count,

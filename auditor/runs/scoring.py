@@ -445,14 +445,14 @@ def doubt_if_members_likelier(
     anything, such a difference means that the model knows the members, or that members and
     non-members differ in kind. A one-sided Welch test at the 2.5% level compares the mean
     log-probabilities, in nats per token.
-    Secrets of one person or document count as one, because they are not independent.
+    Dependent secrets, of one person or document, count once.
 
     Args:
         title: title of the target, for the doubt.
         answers: mean log-probability of each secret's true tokens.
         methods: names of the run's attacks and probes. The doubt recommends a membership probe if
             it is not among them.
-        secrets: the scored secrets; only needed if several are of one person or document.
+        secrets: the scored secrets, with their persons and documents.
     """
     members, nonmembers = _average_by_unit(answers, secrets)
     least, _ = compute_welch_interval(members, nonmembers)
@@ -476,7 +476,7 @@ def doubt_if_members_likelier(
 
 
 def _average_by_unit(answers: ValuesBySecret, secrets: Sequence[Secret]) -> list[Floats]:
-    """Return the mean log-probability of each member's person or document, and of non-members'."""
+    """Return the mean log-probability of each person or document, first among members."""
     values = answers.values[LIKELIHOOD]
     unit = score_records(secrets).unit
     if unit is None:
