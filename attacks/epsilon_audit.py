@@ -76,6 +76,10 @@ class EpsilonAudit(Probe):
             raise AuditError("expected score=gradient with by=loss, got by=samples")
 
     @property
+    def queries_for_joint_values(self) -> bool:
+        return self.score == "gradient"
+
+    @property
     def required_capabilities(self) -> tuple[str, ...]:
         if self.by == "loss":
             return ("likelihood",)

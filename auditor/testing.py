@@ -300,11 +300,11 @@ def _measurement_faults(
         probe.facts(at, secrets, observation_list),
     )
     if probe.add_joint_values(at, secrets, completed) != completed:
-        yield "expected complete() to change nothing the second time"
+        yield "expected add_joint_values() to change nothing the second time"
     if probe.facts(at, secrets, observation_list) != completed.facts:
         yield "expected facts() to say the same the second time"
     if [observation.secret for observation in completed] != [secret.id for secret in secrets]:
-        yield "expected complete() to keep the order of the secrets"
+        yield "expected add_joint_values() to keep the order of the secrets"
     measured = probe.measurements(secrets, completed)
     names = [measurement.name for measurement in measured]
     if not names or len(set(names)) != len(names):

@@ -191,12 +191,21 @@ class Probe(Method):
         """
         return {}
 
+    @property
+    def queries_for_joint_values(self) -> bool:
+        """Whether `add_joint_values` queries the model.
+
+        The run then stores these values, so that a resumed run or a sweep does not query again.
+        """
+        return False
+
     def add_joint_values(
         self, view: View, secrets: Sequence[Secret], observations: Sequence[Observation]
     ) -> Sequence[Observation]:
         """Return the observations with values that depend on all secrets, such as a p-value.
 
-        This method may query the model again. Calling it with its own result must change nothing.
+        Calling this method with its own result must change nothing. If it queries the model,
+        `queries_for_joint_values` is True.
         """
         return observations
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import operator
 import time
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, compress, islice
+from itertools import chain, islice
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 from auditor.conclusions.outcomes import ValuesBySecret
@@ -545,9 +544,8 @@ class ProbeCell(Cell):
         folder.save_probe_numbers(self.key, facts)
         observations = probe.add_joint_values(self.view, secrets, values)
         # In the journal the last record of a secret counts.
-        if observations is not values:
-            changed = compress(observations, map(operator.ne, observations, values))
-            for batch in batch_finished_secrets(changed, _AT_ONCE):
+        if probe.queries_for_joint_values and observations is not values:
+            for batch in batch_finished_secrets(iter(observations), _AT_ONCE):
                 folder.observations.append(self.key, batch)
         if any(id not in earlier for id in ids):
             # A ChainMap's type wants mutable maps; nothing is written to these.

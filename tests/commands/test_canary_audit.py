@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from auditor.cli import run_command_line
+from auditor.models.weight_changes import WeightChange
 from auditor.records import result_file
 from tests.conftest import check_command, save_tiny
 
@@ -165,9 +166,9 @@ def of_private(inputs: Path) -> Path:
 
 
 def test_gradients_are_of_records_as_training_json_describes_them(
-    inputs: Path, tmp_path: Path
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without what follows a record, they are of the secrets."""
+    """Without what follows a record, they are of the secrets. A resumed run computes none again."""
     shutil.copytree(inputs / "private", tmp_path / "secrets")
     record = json.loads((tmp_path / "secrets" / "training.json").read_text())
     del record["tokens_after_each_record"]
@@ -181,6 +182,9 @@ def test_gradients_are_of_records_as_training_json_describes_them(
         assert told["prefix_token"].endswith(", as training.json says")
         scores.append((tmp_path / name / "observations.jsonl").read_text())
     assert scores[0] != scores[1]
+    monkeypatch.delattr(WeightChange, "score_texts")
+    check_command("run", "--resume", tmp_path / "run")
+    assert (tmp_path / "run" / "observations.jsonl").read_text() == scores[0]
 
 
 def test_a_private_training_on_the_inserted_data_keeps_its_claim(

@@ -1050,6 +1050,7 @@ def test_probes_measure_beside_attacks(measured: Path) -> None:
     assert not re.search(r"\| (extraction-probability|near-verbatim) \| – \|", report)
     lines = [json.loads(line) for line in (out / "observations.jsonl").read_text().splitlines()]
     assert all(set(line) == {"cell", "secret", "values"} for line in lines)
+    assert len({(line["cell"], line["secret"]) for line in lines}) == len(lines)
     assert stat.S_IMODE((out / "observations.jsonl").stat().st_mode) == 0o600
     for limit, code in (
         ("extraction_probability=1", 0),
