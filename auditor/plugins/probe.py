@@ -193,7 +193,7 @@ class Probe(Method):
 
     @property
     def queries_for_joint_values(self) -> bool:
-        """Whether `add_joint_values` queries the model.
+        """True if `add_joint_values` queries the model.
 
         The run then stores these values, so that a resumed run or a sweep does not query again.
         """
