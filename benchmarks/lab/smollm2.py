@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from auditor.benchmarks.lab.parts_cache import LabParts
 from auditor.core.disk import find_cache_folder
@@ -76,4 +76,5 @@ def _convert_smollm2_gguf(source: Path, path: Path) -> None:
     plain: Any = LlamaForCausalLM(config)
     plain.load_state_dict(quantised.state_dict())
     plain.save_pretrained(path)
-    AutoTokenizer.from_pretrained(source, gguf_file=_GGUF).save_pretrained(path)
+    # AutoTokenizer would read the whole file once more, only to choose this class.
+    PreTrainedTokenizerFast.from_pretrained(source, gguf_file=_GGUF).save_pretrained(path)

@@ -659,12 +659,12 @@ def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
     """The noise is solved by a closer bound than the quick one of the progress line."""
     said: list[str] = []
     told = SimpleNamespace(progress=lambda what, *_: said.append(what))
-    sigma = find_noise_multiplier(8.0, 1e-5, 0.1, 50)
-    terms = MechanismTerms(sigma, 1.0, 0.1, 50, 100, 1e-5)
-    assert compute_quick_rdp_epsilon(sigma, 0.1, 50, 1e-5) > 8.005
-    for trainer in (DpSgd(epsilon=8.0), DpSgd(noise_multiplier=sigma)):
-        trainer.make_private_training_progress(told, terms)(50, 1.0)  # type: ignore[arg-type]
-    assert said[0].endswith("ε ≤ 8.00") and float(said[1].split()[-1]) > 8.005
+    sigma = find_noise_multiplier(2.0, 1e-5, 0.1, 10)
+    terms = MechanismTerms(sigma, 1.0, 0.1, 10, 100, 1e-5)
+    assert compute_quick_rdp_epsilon(sigma, 0.1, 10, 1e-5) > 2.005
+    for trainer in (DpSgd(epsilon=2.0), DpSgd(noise_multiplier=sigma)):
+        trainer.make_private_training_progress(told, terms)(10, 1.0)  # type: ignore[arg-type]
+    assert said[0].endswith("ε ≤ 2.00") and float(said[1].split()[-1]) > 2.005
 
 
 def test_while_it_trains_the_steps_of_its_base_count_too(trained: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from auditor.benchmarks.data import pii
 from auditor.benchmarks.data.files import Files
+from auditor.core import secret_table
 from auditor.core.errors import AuditError
 from auditor.core.nouns import CellKey, Guess, Guesses
 from auditor.core.result import KindCount
@@ -268,7 +269,9 @@ def test_regions_that_are_none_are_refused_before_anything_is_asked(
     assert "--phone-region goes with --model and --data" in capsys.readouterr().err
 
 
-def test_secrets_without_personal_data_take_no_memory(tmp_path: Path) -> None:
+def test_secrets_without_personal_data_take_no_memory(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(secret_table, "_AT_ONCE", 512)
+
     def measure_peak(count: int) -> int:
         pairs = [(f"the green door {i}", " stays open") for i in range(count)]
         folder = tmp_path / f"{count}"
@@ -284,4 +287,4 @@ def test_secrets_without_personal_data_take_no_memory(tmp_path: Path) -> None:
 
     measure_peak(10)  # what a process loads once
     # more than the secrets that are objects at once
-    assert measure_peak(8200) < measure_peak(4100) + 4100 * 250
+    assert measure_peak(1100) < measure_peak(550) + 550 * 100
