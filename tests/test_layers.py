@@ -4,6 +4,7 @@ each other."""
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -89,10 +90,16 @@ def modules() -> dict[str, Path]:
     return found
 
 
+@functools.cache
+def parse(path: Path) -> ast.Module:
+    """The syntax tree of a file, which nobody changes."""
+    return ast.parse(path.read_text())
+
+
 def imports(path: Path) -> Iterator[str]:
     """Every module that a file names in an import, at the top or inside a function, guarded or
     not."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -146,11 +153,7 @@ def plugin_names() -> set[str]:
 def plugins_known(path: Path, names: set[str]) -> set[str]:
     """Of these names those that a file spells, its docstrings aside, and the modules of plug-ins
     that it imports."""
-    texts = {
-        node.value
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Constant)
-    }
+    texts = {node.value for node in ast.walk(parse(path)) if isinstance(node, ast.Constant)}
     return texts & names | {name for name in ours(path) if name.partition(".")[0] in PLUGINS}
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.test_layers import ROOT, SIDES
+from tests.test_layers import ROOT, SIDES, parse
 
 MOST_TOKENS = 4_250  # code tokens of a file: packing lines saves none
 MOST_METHODS = 25  # of a class
@@ -35,9 +35,7 @@ def files() -> Iterator[Path]:
 def classes() -> Iterator[tuple[Path, ast.ClassDef]]:
     for path in files():
         yield from (
-            (path, node)
-            for node in ast.walk(ast.parse(path.read_text()))
-            if isinstance(node, ast.ClassDef)
+            (path, node) for node in ast.walk(parse(path)) if isinstance(node, ast.ClassDef)
         )
 
 

@@ -662,7 +662,7 @@ def test_while_it_trains_no_epsilon_is_said_above_the_one_asked_for() -> None:
     sigma = find_noise_multiplier(2.0, 1e-5, 0.1, 10)
     terms = MechanismTerms(sigma, 1.0, 0.1, 10, 100, 1e-5)
     assert compute_quick_rdp_epsilon(sigma, 0.1, 10, 1e-5) > 2.005
-    for trainer in (DpSgd(epsilon=2.0), DpSgd(noise_multiplier=sigma)):
+    for trainer in (DpSgd(epsilon=2.0), DpSgd(epsilon=2.0, noise_multiplier=sigma)):
         trainer.make_private_training_progress(told, terms)(10, 1.0)  # type: ignore[arg-type]
     assert said[0].endswith("ε ≤ 2.00") and float(said[1].split()[-1]) > 2.005
 

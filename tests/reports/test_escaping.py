@@ -43,6 +43,7 @@ ANY = st.text(st.characters(), max_size=80) | st.sampled_from(PAYLOADS)
 NASTY = st.lists(
     ANY | st.sampled_from("=+-@;_*~!b|`[](){}<>&\\#:/\x1b\x00\u202e\"' \n"), max_size=12
 ).map("".join)
+MARKDOWN = MarkdownIt("gfm-like", {"linkify": False})
 BAD = re.compile(
     "[\x00-\x1f\x7f-\x9f\ud800-\udfff\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]"
 )
@@ -140,7 +141,7 @@ def test_markdown_shows_it_as_it_stands(text: str) -> None:
         f"- {escaping.escape_for_markdown(text)}",
         f"> {escaping.escape_for_markdown(text)}",
     ):
-        tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(source)
+        tokens = MARKDOWN.parse(source)
         inline = [child for token in tokens for child in token.children or []]
         allowed = {"text", "text_special", "softbreak"}
         assert {child.type for child in inline} <= allowed, source
@@ -158,7 +159,7 @@ def test_markdown_shows_it_as_it_stands(text: str) -> None:
 @payloads
 def test_github_finds_nothing_to_link_or_notify(text: str) -> None:
     # What GitHub looks for in rendered text: GFM 6.9 autolinks, mentions, issues.
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(escaping.escape_for_markdown(text))
+    tokens = MARKDOWN.parse(escaping.escape_for_markdown(text))
     seen = "".join(child.content for token in tokens for child in token.children or [])
     assert not re.search(r"https?://|ftp://|\bwww\.|@\w|#\d|\bGH-\d", seen, re.IGNORECASE)
 
@@ -166,7 +167,7 @@ def test_github_finds_nothing_to_link_or_notify(text: str) -> None:
 @payloads
 def test_no_pipe_makes_a_cell(text: str) -> None:
     source = f"| a | b |\n| --- | --- |\n| {escaping.escape_for_markdown(text)} | c |"
-    tokens = MarkdownIt("gfm-like", {"linkify": False}).parse(source)
+    tokens = MARKDOWN.parse(source)
     assert sum(token.type == "td_open" for token in tokens) == 2
 
 
