@@ -13,7 +13,7 @@ from auditor.models.rows import Rows
 _SAME = (
     *("name", "family", "vocab_size", "max_positions", "eos", "device"),
     *("capabilities", "parts", "notes", "prefix_token", "prepended", "tokenizer"),
-    "returns_token_ids",
+    *("returns_token_ids", "load_doubts"),
 )
 
 
