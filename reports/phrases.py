@@ -60,12 +60,19 @@ def title_only_model(model: str | None, benchmark: str) -> str:
 
 
 def shorten_model_name(name: str) -> str:
-    """Return a hub id in full, or the last two parts of a path, which identify the model."""
+    """Return a hub id in full, or the last two parts of a path, which identify the model.
+
+    A long name is cut in its middle, because names of runs mostly differ at their ends.
+    """
     parts = []
     for part in name.replace("\\", "/").split("/"):
         if part not in ("", "."):
             parts.append(part)
-    return shorten("/".join(parts[-2:]) or name, MOST_OF_NAME)
+    text = "/".join(parts[-2:]) or name
+    if len(text) <= MOST_OF_NAME:
+        return text
+    n_end = MOST_OF_NAME // 2
+    return f"{text[: MOST_OF_NAME - n_end - 1]}…{text[-n_end:]}"
 
 
 # Most keys are field names, which recur in every record.

@@ -38,6 +38,20 @@ _VERSIONS = "versions.txt"
 Item = TypeVar("Item")
 
 
+def refuse_other_versions(folder: Path, now: str) -> None:
+    """Raise AuditError if the answers in a run's folder are from other programs.
+
+    now: the current programs; without the precision, any precision will do.
+    """
+    path = folder / _VERSIONS
+    recorded = path.read_bytes().decode(errors="replace") if path.is_file() else now
+    if not f"{recorded},".startswith(f"{now},"):
+        raise AuditError(
+            f"expected {recorded}, with which {str(folder)!r} was started, got {now}: give a new "
+            "folder"
+        )
+
+
 class RunFolder:
     """Manage a run's folder, locked against other processes.
 
@@ -187,13 +201,8 @@ class RunFolder:
 
         Raise AuditError if the folder's answers are from others: `now` names the current ones.
         """
-        path = self.path / _VERSIONS
-        recorded = path.read_bytes().decode(errors="replace") if path.is_file() else now
-        complaint = (
-            f"expected {recorded}, with which {str(self.path)!r} was started, got {now}: give a "
-            "new folder"
-        )
-        self._pin_digest(_VERSIONS, now, complaint)
+        refuse_other_versions(self.path, now)
+        disk.replace_atomically(self.path / _VERSIONS, now)
 
     def _pin_digest(self, name: str, digest: str, complaint: str) -> None:
         path = self.path / name

@@ -45,8 +45,8 @@ def describe_environment(device: str) -> dict[str, str]:
     }
 
 
-def describe_versions(model: LanguageModel) -> str:
-    """Return the versions of the programs, and the precision, with which this model answers."""
+def describe_versions(model: LanguageModel | None = None) -> str:
+    """Return the versions of the programs, and the precision with which a model answers."""
     versions = {"audit": __version__, **_list_library_versions()}
     parts = list(map(" ".join, versions.items()))
     if isinstance(model, HuggingFaceModel):

@@ -24,9 +24,9 @@ from auditor.core.plan_parts import LOCAL
 from auditor.core.result import Frontier, Measurement
 from auditor.engines.ray_engine import make_engine
 from auditor.records import result_file
-from auditor.records.folder import RunFolder
+from auditor.records.folder import RunFolder, refuse_other_versions
 from auditor.reports import files, phrases, tables
-from auditor.runs import plan_weights
+from auditor.runs import machine, plan_weights
 from auditor.runs.plan import GridPoint, make_plan, name_grid_point
 from auditor.runs.reporter import Reporter
 from auditor.runs.run import plan_audit, run_audit
@@ -162,7 +162,7 @@ def _load_sweep_points(
 
 
 def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
-    """Raise AuditError if the folder holds a run with a different plan or different weights."""
+    """Raise AuditError if the folder's run has another plan, other weights or other programs."""
     if not (path / "plan.json").is_file():
         return
     # Both as JSON, which turns tuples of the plan into lists: otherwise fields of several values
@@ -177,6 +177,7 @@ def _check_point_folder_holds_same_plan(path: Path, plan: Plan) -> None:
             )
     digests = plan_weights.digest_plan_files(plan) | plan_weights.digest_plugin_files(plan)
     RunFolder(path).refuse_changed_weights(digests)
+    refuse_other_versions(path, machine.describe_versions())
 
 
 def _run_sweep_point(plan: Plan, path: Path, reporter: Reporter, shared: SweepCache) -> str:

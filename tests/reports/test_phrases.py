@@ -181,3 +181,9 @@ def test_a_share_of_a_million_secrets_is_never_shown_as_none() -> None:
     none = measurement(0.0, 0.0, 3.7e-6, 10**6)
     assert phrases.describe_no_hits("A", [none]) == "A: none, up to 0.0004% possible."
     assert phrases.format_interval(none) == "[0.0–0.0004]"
+
+
+def test_long_model_names_keep_their_ends() -> None:
+    start = "models/" + "long-name-" * 9
+    names = {phrases.shorten_model_name(f"{start}{step}") for step in (1000, 2000)}
+    assert len(names) == 2 and max(map(len, names)) == phrases.MOST_OF_NAME

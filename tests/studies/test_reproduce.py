@@ -198,6 +198,13 @@ def test_a_folder_of_other_runs_is_not_mixed_up(inputs: Path, tmp_path: Path, sa
     other = config(tmp_path, PLAN.replace("samples = 3", "samples = 2"))
     check_command("run", *own(inputs), *other, "--seeds", "0", "-o", out, code=2)
     assert "was run with samples = 3, not 2" in said.readouterr().err
+    versions = next(out.glob("*/versions.txt"))
+    earlier = versions.read_text()
+    versions.write_text(earlier.replace("torch ", "torch 0."))
+    check_command("run", *own(inputs), *config(tmp_path), "--seeds", "0", "-o", out, code=2)
+    assert "expected audit " in said.readouterr().err
+    versions.write_text(earlier)
+    check_command("run", *own(inputs), *config(tmp_path), "--seeds", "0", "-o", out)
 
 
 def test_a_bad_point_is_refused_before_any_starts(inputs: Path, tmp_path: Path, said: Said) -> None:
