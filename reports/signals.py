@@ -55,8 +55,8 @@ GLOSSARY = (
     ),
     (
         "Shown",
-        "significantly above the baseline; for greedy decoding one record is enough, unless "
-        "non-members' share is as large",
+        "significantly above the baseline; for greedy decoding one record is enough, unless some "
+        "non-member is recited",
     ),
     ("Text-only", "the attacker sees only tokens from ancestral sampling, as an API gives them"),
     ("White-box", "the attacker also has gradients and log-probabilities and sets the decoding"),

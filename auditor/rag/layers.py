@@ -38,6 +38,9 @@ CANNOT_TELL = "cannot tell"
 ANSWERS = "answers"
 RETRIEVED = "what is retrieved"
 LEAST = 20  # documents that must be shown to the control before a zero counts
+# Fewest documents of the store that show a leak if none outside is shown. If chance shows both
+# alike, so many inside and none outside occur in at most 4.5% of audits (with two: 10%).
+FEWEST = 3
 LEVEL = 0.05
 # Below LEVEL, so that the upper end of the measured share of false alarms is below it, too.
 MEMBERSHIP_LEVEL = 0.035
@@ -306,11 +309,14 @@ class RagJudge:
         p_value = compute_coin_p_value(disclosed[None, eligible], member[eligible], self.seed)
         reason = ""
         verdict = NO_LEAK
-        if names and (not n_outside or p_value <= LEVEL / MOST_LAYERS):
+        only_inside = len(names) >= FEWEST and not n_outside
+        if names and (only_inside or p_value <= LEVEL / MOST_LAYERS):
             verdict = LEAKS
         elif names:
             verdict = CANNOT_TELL
-            reason = f"{n_outside:,} documents that are not in the store seem to be shown, too"
+            reason = f"chance may show fewer than {FEWEST} documents of the store"
+            if n_outside:
+                reason = f"{n_outside:,} documents that are not in the store seem to be shown, too"
         elif not self.exchanges.control:
             verdict = CANNOT_TELL
             reason = "no control: give --control, a system that shows the documents"

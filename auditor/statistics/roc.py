@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -20,6 +20,7 @@ from auditor.statistics import bootstrap
 from auditor.statistics.bounds import (
     BoundedNumber,
     bound_binomial_share,
+    bound_part_share,
     bound_unseen_value,
     count_discordant_pairs,
     make_measurement,
@@ -303,20 +304,32 @@ def tpr_at_fpr(members: Floats, others: Floats, rate: float) -> TprAtThreshold:
 
 
 def estimate_tpr(
-    name: str, members: Floats, others: Floats, rate: float, tried: int = 1
+    name: str,
+    members: Floats,
+    others: Floats,
+    rate: float,
+    tried: int = 1,
+    independent: Sides | None = None,
 ) -> Measurement | None:
     """Return the true-positive rate at a false-positive rate of at most `rate`, with an interval.
 
     Return None if there are too few non-members for this rate.
 
     name: name of the metric. tried: number of scores compared to select the best;
-    Bonferroni's correction widens the interval.
+    Bonferroni's correction widens the interval. independent: the scores of one record of each
+    person or document, if these have several; the interval contains that of these scores.
     """
     if len(others) < count_threshold_nonmembers(rate):
         return None
     note = describe_tpr_counts(tpr_at_fpr(members, others, rate))
-    number = share_level(bound_tpr(members, others, rate), tried)
-    return make_measurement(name, number, note=note)
+    number = bound_tpr(members, others, rate)
+    if independent is not None:
+        number = _contain_bounds(number, bound_tpr(*independent, rate))
+    return make_measurement(name, share_level(number, tried), note=note)
+
+
+def _contain_bounds(number: BoundedNumber, independent: BoundedNumber) -> BoundedNumber:
+    return replace(bound_part_share(number, independent), n=number.n)
 
 
 def describe_tpr_counts(tpr: TprAtThreshold) -> str:
@@ -397,17 +410,25 @@ def bound_partial_auc(members: Floats, others: Floats, max_fpr: float) -> Bounde
 
 
 def estimate_partial_auc(
-    name: str, members: Floats, others: Floats, max_fpr: float, tried: int = 1
+    name: str,
+    members: Floats,
+    others: Floats,
+    max_fpr: float,
+    tried: int = 1,
+    independent: Sides | None = None,
 ) -> Measurement | None:
     """Return the partial AUC with its interval.
 
     Return None if there are too few non-members for a threshold at `max_fpr`.
-    tried: the number of scores tried before choosing this score.
+    tried: the number of scores tried before choosing this score. independent: as in
+    `estimate_tpr`.
     """
     if len(others) < count_threshold_nonmembers(max_fpr):
         return None
-    number = share_level(bound_partial_auc(members, others, max_fpr), tried)
-    return make_measurement(name, number, note=f"{max_fpr / 2:.0%} by chance")
+    number = bound_partial_auc(members, others, max_fpr)
+    if independent is not None:
+        number = _contain_bounds(number, bound_partial_auc(*independent, max_fpr))
+    return make_measurement(name, share_level(number, tried), note=f"{max_fpr / 2:.0%} by chance")
 
 
 def count_bound_nonmembers(rate: float, level: float) -> int:

@@ -76,6 +76,16 @@ class ScoredRecords:
             name: members for name, members in large.items() if members.sum() < self.member.sum()
         }
 
+    def draw_one_per_unit(self) -> Bools:
+        """Return a mask (records,) of one random member, or non-member, of each unit."""
+        assert self.unit is not None  # callers check it
+        noise = make_keyed_generator("one record of each unit", len(self.unit))
+        order = noise.permutation(len(self.unit))
+        sides = np.column_stack([self.unit, self.member])[order]
+        chosen = np.zeros(len(self.unit), dtype=bool)
+        chosen[order[np.unique(sides, axis=0, return_index=True)[1]]] = True
+        return chosen
+
 
 def compute_simultaneous_widening(
     scores: Sequence[CandidateScore], records: ScoredRecords
@@ -242,8 +252,11 @@ def choose_strongest_score(
     """
     member = records.member
     key, best = select_strongest_auc(scores, member, ~member, widening)
-    member_scores = scores[key].values[member]
-    others = scores[key].values[~member]
+    values = scores[key].values
+    independent = None
+    if records.unit is not None:
+        chosen = records.draw_one_per_unit()
+        independent = values[chosen & member], values[chosen & ~member]
     by_copies = {}
     for name, group in records.copies.items():
         if group.sum() >= roc.LEAST:
@@ -251,9 +264,10 @@ def choose_strongest_score(
     corrected = []
     for name, m in _estimate_corrected_aucs(scores, member, ~member, widening).items():
         corrected.append(replace(m, name=name_auc(name), note=""))
+    rates = measure_membership_rates("", values[member], values[~member], tried, independent)
     return StrongestScore(
-        scores[key].values,
-        (best, *measure_membership_rates("", member_scores, others, tried)),
+        values,
+        (best, *rates),
         by_copies,
         tuple(corrected),
         _select_strongest_adjusted_auc(scores, member, widening),
@@ -284,17 +298,23 @@ def _select_strongest_adjusted_auc(
 
 
 def measure_membership_rates(
-    name: str, members: Floats, others: Floats, tried: int = 1
+    name: str,
+    members: Floats,
+    others: Floats,
+    tried: int = 1,
+    independent: roc.Sides | None = None,
 ) -> list[Measurement]:
     """Return a score's TPRs and partial AUC, if there are enough non-members.
 
-    tried: the number of scores tried before choosing this score.
+    tried: the number of scores tried before choosing this score. independent: as in
+    `roc.estimate_tpr`.
     """
     rates = []
     for rate in FALSE_POSITIVES:
-        rates.append(roc.estimate_tpr(name_tpr_metric(name, rate), members, others, rate, tried))
+        metric = name_tpr_metric(name, rate)
+        rates.append(roc.estimate_tpr(metric, members, others, rate, tried, independent))
     partial = name_partial_auc_metric(name)
-    rates.append(roc.estimate_partial_auc(partial, members, others, BELOW, tried))
+    rates.append(roc.estimate_partial_auc(partial, members, others, BELOW, tried, independent))
     return [m for m in rates if m is not None]
 
 

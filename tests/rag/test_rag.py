@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,14 @@ from auditor.rag import page
 from auditor.rag.asking import TEMPLATE
 from auditor.rag.audit import RagAudit, audit_rag
 from auditor.rag.documents import choose_document_strangers, read_rag_documents
-from auditor.rag.layers import CANNOT_TELL, LEAKS, NO_LEAK, RagJudge, compute_coin_p_value
+from auditor.rag.layers import (
+    CANNOT_TELL,
+    LEAKS,
+    NO_LEAK,
+    RagJudge,
+    RagVerdict,
+    compute_coin_p_value,
+)
 from auditor.rag.system import RagSystem, open_rag_system
 from tests.conftest import check_command
 from tests.rag import systems
@@ -199,6 +207,32 @@ def test_sealed_stores_are_rarely_accused() -> None:
         member = noise.random(n) < 0.5
         alarms += compute_coin_p_value(signals.astype(float), member, seed) <= 0.05
     assert alarms <= 24  # 99% of a binomial of 5%
+
+
+def test_few_documents_may_be_shown_by_chance() -> None:
+    """Where chance shows as many documents outside as inside, a quarter of the audits had one
+    inside and none outside."""
+    judge = object.__new__(RagJudge)
+    judge.seed = 0
+    documents = [SimpleNamespace(name=str(i), document=i) for i in range(48)]
+    judge.exchanges = SimpleNamespace(attack=documents, control=documents)  # type: ignore
+    everything = np.ones(48, dtype=bool)
+
+    def judged(member: Any, disclosed: Any) -> RagVerdict:
+        judge.corpus = SimpleNamespace(member=member, documents=documents)  # type: ignore
+        return judge.judge("documents", disclosed, member, everything)
+
+    half = np.arange(48) < 24
+    verdicts = [judged(half, np.arange(48) < n) for n in range(4)]
+    assert [v.verdict for v in verdicts] == [NO_LEAK, CANNOT_TELL, CANNOT_TELL, LEAKS]
+    assert verdicts[1].why == "chance may show fewer than 3 documents of the store"
+    rng = np.random.default_rng(0)
+    for expected in (1, 2):
+        alarms = 0
+        for _ in range(200):
+            verdict = judged(rng.random(48) < 0.5, rng.random(48) < expected / 24)
+            alarms += verdict.verdict == LEAKS
+        assert alarms <= 18  # 4.5%, but for one series in a hundred
 
 
 @pytest.mark.parametrize(("p_value", "verdict"), [(0.036, NO_LEAK), (0.034, LEAKS)])

@@ -60,6 +60,23 @@ def test_records_of_one_person_are_drawn_together() -> None:
     assert alone == pytest.approx(1, abs=0.1) and together > 1.7
 
 
+def test_records_of_one_person_show_no_rate_of_members() -> None:
+    """Of 40 people with 20 like records each, that no model saw, a quarter had members found at 1%
+    false positives."""
+    rng = make_keyed_generator("rates of persons")
+    person = np.repeat(np.arange(40), 20)
+    who = records(400, 400, person.tolist())
+    above = [0, 0]
+    for _ in range(60):
+        values = 3 * rng.normal(size=40)[person] + rng.normal(size=800)
+        for i, of in enumerate((who, records(400, 400))):
+            found = choose_strongest_score({"loss": CandidateScore(values, "loss")}, of, 1.0, 1)
+            _, rate, *_ = found.measurements
+            assert rate.name == "tpr_at_1pct_fpr" and rate.n == 400
+            above[i] += rate.low > 0.01
+    assert above[0] == 0 and above[1] > 6
+
+
 def test_the_strongest_is_the_one_that_is_surely_farthest_from_chance_in_either_direction() -> None:
     rng = make_keyed_generator("reversed")
     member = records().member
