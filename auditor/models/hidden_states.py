@@ -364,7 +364,7 @@ class HiddenStateCache:
     def _is_input_of_head(self, states: Any, logits: Tensor) -> bool:
         if not isinstance(states, Tensor) or states.ndim != 3 or len(states) != len(logits):
             return False
-        # ELECTRA projects its states; Llama 4's `base_model` is the whole model.
+        # ELECTRA projects its states.
         if getattr(self._head, "in_features", states.shape[-1]) != states.shape[-1]:
             return False
         recomputed = self._head(states[:, -logits.shape[1] :]).float()

@@ -470,7 +470,10 @@ def make_hidden_state_cache(
     model: HuggingFaceModel, recent_bytes: int = RECENT_BYTES, max_bytes: int | None = None
 ) -> HiddenStateCache:
     """Return an empty cache that reads the model's texts; the model itself does not use it."""
-    body = unwrap_peft(model.model).base_model
+    inner = unwrap_peft(model.model)
+    body = inner.get_decoder()  # OPT calls it without the model around it
+    if body is inner:  # Llama 4 names it otherwise than its prefix says
+        body = getattr(inner, "model", inner)
     head = model.model.get_output_embeddings()
     read_texts = model.logits_after_cached_prefix
     return HiddenStateCache(body, head, read_texts, recent_bytes, max_bytes)

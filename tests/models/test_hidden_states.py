@@ -9,12 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import (
-    ElectraConfig,
-    ElectraForCausalLM,
-    Llama4ForCausalLM,
-    Llama4TextConfig,
-)
 
 from auditor.core.nouns import Observation, Query, Secret
 from auditor.defenses.pmixed_model import EnsembleModel
@@ -32,6 +26,7 @@ from auditor.plugins import probe
 from auditor.plugins.view import WHITE_BOX, Sampling, View
 from tests.conftest import tiny
 from tests.models.test_ensemble import save_members
+from tests.zoo import families as zoo
 
 TEXTS = torch.arange(1, 41).view(4, 10)
 
@@ -152,21 +147,23 @@ def test_a_model_whose_logits_are_more_than_its_head_is_asked_each_time() -> Non
     assert asked == [4] * 4
 
 
-@pytest.mark.parametrize("kind", ["electra", "llama4"])
-def test_a_model_whose_states_do_not_fit_its_head_is_asked_each_time(kind: str) -> None:
-    sizes = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    if kind == "electra":  # projects its states before the head
-        config = ElectraConfig(**sizes, embedding_size=16, intermediate_size=32, is_decoder=True)
-        made = ElectraForCausalLM(config)
-    else:  # its `base_model` is the whole model, with logits as first output
-        widths = {"intermediate_size": 32, "intermediate_size_mlp": 32, "num_local_experts": 2}
-        heads = {"num_key_value_heads": 1, "head_dim": 16}
-        made = Llama4ForCausalLM(Llama4TextConfig(**sizes, **widths, **heads))
-    model = HuggingFaceModel(made)
+def test_a_model_whose_states_do_not_fit_its_head_is_asked_each_time() -> None:
+    model = HuggingFaceModel(zoo.tiny("electra"))  # projects its states before the head
     plain = model.log_probs(TEXTS, 4)
     with model.cache_hidden_states():
         model.read_ahead(list(map(tuple, TEXTS.tolist())), [4] * 4)
         torch.testing.assert_close(model.log_probs(TEXTS, 4), plain)
+
+
+@pytest.mark.parametrize("family", ["opt", "llama4_text", "trocr"])
+def test_the_states_before_the_head_are_found_whatever_the_body_is_called(family: str) -> None:
+    model = HuggingFaceModel(zoo.tiny(family))
+    plain = model.log_probs(TEXTS, 4)
+    with model.cache_hidden_states():
+        model.read_ahead(list(map(tuple, TEXTS.tolist())), [4] * 4)
+        before = traffic.tokens
+        torch.testing.assert_close(model.log_probs(TEXTS, 4), plain)
+        assert traffic.tokens == before
 
 
 def test_what_there_is_no_room_for_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
