@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
-from transformers.pytorch_utils import Conv1D
 
 from auditor.core.errors import AuditError, wrap_library_errors
 from auditor.models.adapters import attach_adapter
 from auditor.models.caches import NativeCache
 from auditor.models.configuration import list_split_devices
+from auditor.models.consistency import SEED, compute_largest_distance
 from auditor.models.ensemble import Ensemble, EnsembleMemberRows
 from auditor.models.huggingface import HuggingFaceModel, make_hidden_state_cache
 from auditor.models.loading import read_adapter_base
+from auditor.models.mixed_lora import (
+    MixedLora,
+    MixedLoraRouting,
+    merge_lora_updates_within_memory,
+)
 from auditor.models.rows import Rows
+from auditor.models.self_check_facts import compute_rounding_tolerance
 from auditor.models.shards import (
     ENSEMBLE,
     WHOLE,
@@ -35,10 +43,10 @@ from auditor.models.slot_cache import SlotLayer, TreeCache
 
 _CACHE_BYTES = 2**28  # keys and values of members that single draws queried
 _STATE_BYTES = 2**28  # hidden states of texts that several models score
+_TRIAL_TOKENS = 4
 _TOKENS_AT_ONCE = 2**13  # read by members in one batch
 # Initial values of LoRA's matrices that leave the weights of the base as they are.
 _INITIAL_VALUES = (True, False, "gaussian", "orthogonal", "eva")
-_MERGED_BYTES = 2**28  # of all members' weights, each with its merged updates
 
 
 class LoraEnsemble(Ensemble):
@@ -65,8 +73,29 @@ class LoraEnsemble(Ensemble):
         if public.served == "cache":
             # The mixed forward cannot serve a single row, so its cache cannot be measured.
             self._model.cache_batch_dimensions = public.cache_batch_dimensions
+        self._check_rows_are_separate()
         # Several models that a run serves from these members score the same texts in turn.
         self._state_cache = make_hidden_state_cache(self._model, max_bytes=_STATE_BYTES)
+
+    @torch.no_grad()
+    def _check_rows_are_separate(self) -> None:
+        """Raise AuditError if the public part answers otherwise beside a member than by itself.
+
+        Some layers mix the tokens of all rows, or read weights that a mixed layer does not have.
+        """
+        noise = torch.Generator().manual_seed(SEED)
+        text = torch.randint(self.public.vocab_size, (1, _TRIAL_TOKENS), generator=noise)
+        expected = self.public.log_probs(text, _TRIAL_TOKENS)
+        distance = math.inf
+        with suppress(RuntimeError, AttributeError, IndexError):
+            part = torch.tensor([1, 0], device=self._model.device)
+            answers = self.log_probs(text.expand(2, -1), part, _TRIAL_TOKENS)
+            distance = compute_largest_distance(answers[1:], expected)
+        if distance > compute_rounding_tolerance(self.public.model, expected):
+            raise AuditError(
+                f"expected a base whose adapted layers read each row of a batch by itself, got "
+                f"{self.public.name} ({self.public.model.config.model_type})"
+            )
 
     def start(self, prefixes: Tensor, length: int, *, prompt: Tensor | None = None) -> Rows:
         self._model.check_text_fits(prefixes.shape[1], length, prompt)
@@ -81,6 +110,7 @@ class LoraEnsemble(Ensemble):
         self, input_ids: Tensor, last: int, cache: Cache | NativeCache | None
     ) -> Tensor:
         self._routing.part = self._routing.blocks = None
+        self._routing.rows = len(input_ids)
         if isinstance(cache, TreeCache):
             self._routing.blocks = slice(None)
         return self._model.compute_input_logits(input_ids, last, cache)
@@ -103,6 +133,7 @@ class LoraEnsemble(Ensemble):
         model_input = self._model.prepend_soft_prompt(contexts.to(self._model.device), prompt)
         # One block of rows after another, as `MixedLoraRouting.blocks` requires.
         blocks = model_input.repeat(len(parts), *(1,) * (model_input.ndim - 1))
+        self._routing.rows = len(blocks)
         if prompt is None:
             part_of_row = parts.repeat_interleave(len(contexts)).tolist()
             distributions = self._state_cache.read_parts(blocks, part_of_row, last).log_softmax(-1)
@@ -259,141 +290,6 @@ class _CachedMemberRows(EnsembleMemberRows):
         return slots
 
 
-class MixedLoraRouting:
-    """The ensemble part (adapter) of each batch row, for all layers that mix adapters.
-
-    It is set before each forward pass.
-
-    Attributes:
-        part: the part of each row, (rows,); None if all parts have the same number of rows.
-        blocks: the parts whose rows follow each other in blocks, one block for each part;
-            `slice(None)` for all parts in order. None if consecutive rows belong to parts 0, 1, ...
-            in turn. Used only if `part` is None.
-        runs: pairs of a part and its number of consecutive rows, in the order of `part`.
-    """
-
-    part: Tensor | None = None
-    blocks: Tensor | slice | None = None
-    runs: Sequence[tuple[int, int]] = ()
-
-    def route_rows(self, part: Tensor) -> None:
-        """Route the next forward pass: row i goes to part part[i]."""
-        self.part = part
-        parts, counts = torch.unique_consecutive(part, return_counts=True)
-        self.runs = list(zip(parts.tolist(), counts.tolist(), strict=True))
-
-
-class MixedLora(nn.Module):
-    """A linear layer `base` with a low-rank update for each ensemble part.
-
-    Products are computed in the adapter's precision, as in PEFT.
-
-    Attributes:
-        a: first factor of each update, (parts, r, in); zeros for part 0.
-        b: second factor of each update, (parts, out, r); zeros for part 0.
-        merged: the layer's weight with each part's update added, (parts, in, out), or None.
-    """
-
-    a: Tensor
-    b: Tensor
-    merged: Tensor | None = None
-
-    def __init__(self, base: nn.Module, a: Tensor, b: Tensor, routing: MixedLoraRouting) -> None:
-        super().__init__()
-        self.base = base
-        self.routing = routing
-        self.register_buffer("a", a)
-        self.register_buffer("b", b)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the base layer and the LoRA update of each row's part.
-
-        x: (rows, n, in). Return (rows, n, out).
-
-        `self.routing` says which part of the ensemble each row belongs to.
-        """
-        routing = self.routing
-        parts = len(self.a)
-        if routing.part is not None:
-            # On a GPU, many small products take longer than copies of the factors.
-            if self.merged is not None and x.is_cpu and len(routing.runs) <= parts:
-                return self._merged_output_by_run(x, routing.runs)
-            a = self.a[routing.part]
-            b = self.b[routing.part]
-            return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
-        if routing.blocks is not None:
-            n_blocks = parts if isinstance(routing.blocks, slice) else len(routing.blocks)
-            return self._lora_output_by_part(
-                x.reshape(n_blocks, -1, x.shape[-1]), routing.blocks
-            ).view(*x.shape[:2], -1)
-        blocks = x.unflatten(0, (-1, parts)).transpose(0, 1)  # (parts, rows, n, in)
-        y = self._lora_output_by_part(blocks.flatten(1, 2)).unflatten(1, blocks.shape[1:3])
-        return y.transpose(0, 1).flatten(0, 1)
-
-    def _merged_output_by_run(self, x: Tensor, runs: Sequence[tuple[int, int]]) -> Tensor:
-        """Apply the merged weights of each run's part to its rows; see `MixedLoraRouting.runs`."""
-        assert self.merged is not None
-        outputs = []
-        for (part, _), rows in zip(runs, x.split([count for _, count in runs]), strict=True):
-            outputs.append(nn.functional.linear(rows, self.merged[part].mT, self._base_bias))
-        return torch.cat(outputs)
-
-    @property
-    def _base_bias(self) -> Tensor | None:
-        return self.base.bias  # type: ignore[return-value]
-
-    def _lora_output_by_part(self, x: Tensor, parts: Tensor | slice | None = None) -> Tensor:
-        """Map x to the layer's output, with another adapter for each part of x.
-
-        x: (adapters, m, in); the result is (adapters, m, out). parts: the adapters' indices; None
-        for all adapters in order.
-        """
-        if self.merged is None:
-            a, b = (self.a, self.b) if parts is None else (self.a[parts], self.b[parts])
-            return _add_lora_update(self.base(x), x.to(a.dtype), a, b)
-        weight = self.merged
-        if parts is not None:
-            weight = weight[parts]
-        if self._base_bias is None:
-            return torch.bmm(x, weight)
-        return torch.baddbmm(self._base_bias, x, weight)
-
-
-def _add_lora_update(y: Tensor, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return y + x a^T b^T; without gradients, the sum is computed in place."""
-    thin = torch.bmm(x, a.mT)
-    if y.dtype != x.dtype:
-        return (y + torch.bmm(thin, b.mT)).to(y.dtype)
-    if y.requires_grad or a.requires_grad:  # in-place writes into a view cost its gradient a copy
-        return torch.baddbmm(y, thin, b.mT)
-    return y.baddbmm_(thin, b.mT)
-
-
-def _merge_lora_updates_within_memory(layers: Sequence[MixedLora]) -> None:
-    """Merge the updates of all layers into their weights, if memory suffices for all layers.
-
-    A merged layer computes one product instead of three.
-    """
-    bases = [layer.base for layer in layers]
-    # Other modules may have more than weight and bias.
-    if not all(type(base) in (nn.Linear, Conv1D) for base in bases):
-        return
-    weights = [base.get_parameter("weight") for base in bases]
-    same_dtype = all(
-        weight.dtype == layer.a.dtype for weight, layer in zip(weights, layers, strict=True)
-    )
-    if (
-        same_dtype
-        and sum(len(layer.a) * w.nbytes for w, layer in zip(weights, layers, strict=True))
-        <= _MERGED_BYTES
-    ):
-        for weight, layer in zip(weights, layers, strict=True):
-            if isinstance(layer.base, nn.Linear):
-                layer.merged = torch.baddbmm(weight.T, layer.a.mT, layer.b.mT)
-            else:
-                layer.merged = torch.baddbmm(weight, layer.a.mT, layer.b.mT)
-
-
 def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLoraRouting) -> Any:
     """Load the adapters with PEFT, then replace each LoRA layer with one mixed layer."""
     if not adapters:
@@ -427,7 +323,7 @@ def _replace_lora_layers(base: Any, adapters: Sequence[Path], routing: MixedLora
             MixedLora(inner.get_submodule(name).get_submodule("base_layer"), a, b, routing)
         )
         inner.set_submodule(name, mixed[-1])
-    _merge_lora_updates_within_memory(mixed)
+    merge_lora_updates_within_memory(mixed)
     return inner
 
 
@@ -438,19 +334,7 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
     """
     if any(getattr(config, "modules_to_save", None) for config in peft.peft_config.values()):
         raise AuditError("expected plain LoRA adapters as ensemble members, got saved modules")
-    from peft.tuners.lora import Linear as LoraLinear
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = {}
-    head = peft.get_base_model().get_output_embeddings()
-    for name, module in peft.get_base_model().named_modules():
-        if isinstance(module, LoraLinear) and module is not head:
-            layers[name] = module
-        elif isinstance(module, BaseTunerLayer):  # of embeddings, quantised layers, experts
-            raise AuditError(
-                "expected adapters of plain linear layers as ensemble members, got one that "
-                f"adapts {name} ({type(module).__name__})"
-            )
+    layers = list_plain_lora_layers(peft)
     matrices = {}
     for name, layer in layers.items():
         if (
@@ -464,6 +348,28 @@ def _scaled_lora_matrices(peft: Any, member: str) -> dict[str, tuple[Tensor, Ten
         b = layer.get_parameter(f"lora_B.{member}.weight") * layer.scaling[member]
         matrices[name] = layer.get_parameter(f"lora_A.{member}.weight").detach(), b.detach()
     return matrices
+
+
+def list_plain_lora_layers(peft: Any) -> dict[str, Any]:
+    """Return the linear layers that the adapters of a PEFT model adapt, keyed by name in the base.
+
+    Raise AuditError if they adapt other layers, too.
+    """
+    from peft.tuners.lora import Linear as LoraLinear
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = {}
+    base = peft.get_base_model()
+    head = base.get_output_embeddings()
+    for name, module in base.named_modules():
+        if isinstance(module, LoraLinear) and module is not head:
+            layers[name] = module
+        elif isinstance(module, BaseTunerLayer):  # of embeddings, quantised layers, experts
+            raise AuditError(
+                "expected adapters of plain linear layers as ensemble members, got one that "
+                f"adapts {name} ({type(module).__name__})"
+            )
+    return layers
 
 
 def load_lora_ensemble(folder: Path, public: HuggingFaceModel) -> Ensemble:

@@ -15,7 +15,7 @@ from auditor.core import disk
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Tokens
 from auditor.core.secret_randomness import make_keyed_generator
-from auditor.models.lora import copy_sharing_weights
+from auditor.models.lora import copy_sharing_weights, list_plain_lora_layers
 from auditor.models.shards import write_shard_record_list
 from auditor.plugins.trainer import TrainerCheckpoint, TrainingRecord
 from auditor.training.finetune import (
@@ -27,7 +27,6 @@ from auditor.training.finetune import (
 )
 from auditor.training.side_by_side import (
     compute_losses_separately,
-    list_lora_layers,
     make_joint_training_base,
 )
 
@@ -133,9 +132,10 @@ class _MemberTraining:
         # Right before the adapter is made: torch draws its random half next.
         torch.manual_seed(member.seed)
         self.model = add_lora_adapter(copy_sharing_weights(base), adapter).eval()
+        layers = list_plain_lora_layers(self.model)
         if half is not None:
             # Autocast casts all inputs of products; PEFT would cast them to float32 before.
-            for layer in list_lora_layers(self.model).values():
+            for layer in layers.values():
                 layer.cast_input_dtype_enabled = False
         order = make_keyed_generator(*member.stream)
         parameters = list_trainable_parameters(self.model)

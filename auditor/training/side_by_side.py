@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from auditor.models.consistency import compute_largest_distance
-from auditor.models.lora import MixedLora, MixedLoraRouting, copy_sharing_weights
+from auditor.models.lora import copy_sharing_weights
+from auditor.models.mixed_lora import MixedLora, MixedLoraRouting
 from auditor.models.self_check_facts import compute_rounding_tolerance
 from auditor.training import loss_masks
 
@@ -83,6 +84,7 @@ class JointAdapterTraining:
                 mixed.a = mixed.a.to(half)
                 mixed.b = mixed.b.to(half)
         self._routing.part = torch.repeat_interleave(torch.tensor(counts, device=device))
+        self._routing.rows = sum(counts)
 
     def _get_lora_layers(self, adapter: Any) -> dict[str, LoraLinear]:
         """Return the adapter's layers from a cache.

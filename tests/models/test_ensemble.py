@@ -17,6 +17,7 @@ from auditor.models.huggingface import HuggingFaceModel, Served, traffic
 from auditor.models.lora import LoraEnsemble, load_adapter_model, load_lora_ensemble
 from auditor.models.shards import find_control_adapter
 from tests.rounding import assert_same
+from tests.zoo import families as zoo
 
 MakeTiny = Callable[..., HuggingFaceModel]
 TARGETS = {"neox": ["query_key_value", "dense_h_to_4h"], "gpt2": ["c_attn"]}
@@ -74,6 +75,37 @@ def test_mixed_batches_equal_one_adapter_at_a_time(
     assert_same(general.log_probs(contexts, part, 2), ensemble.log_probs(contexts, part, 2))
 
 
+def save_all_linear_members(family: str, folder: Path) -> list[Path]:
+    for index in range(2):
+        torch.manual_seed(index)
+        config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+        get_peft_model(zoo.tiny(family), config).save_pretrained(folder / str(index))
+    return [folder / "0", folder / "1"]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("family", ["opt", "qwen2_moe"])
+def test_layers_that_read_all_rows_as_one_answer_by_part(family: str, tmp_path: Path) -> None:
+    paths = save_all_linear_members(family, tmp_path)
+    ensemble = LoraEnsemble(HuggingFaceModel(zoo.tiny(family)), paths)
+    text = torch.randint(3, zoo.VOCABULARY, (3, 9), generator=torch.Generator().manual_seed(0))
+    expected = [zoo.tiny(family)(input_ids=text).logits.log_softmax(-1)]
+    for path in paths:
+        member = PeftModel.from_pretrained(zoo.tiny(family), str(path)).eval()
+        expected.append(member(input_ids=text).logits.log_softmax(-1))
+    assert_same(ensemble.distributions(text, torch.arange(3), 9), torch.stack(expected, dim=2))
+    of_rows = ensemble.log_probs(text, torch.tensor([2, 0, 1]), 4)
+    assert_same(of_rows, torch.stack([expected[p][row, -4:] for row, p in enumerate((2, 0, 1))]))
+    rows = ensemble.start(text[:, :6], 3).log_probs()
+    assert_same(rows, torch.stack([whole[:, 5] for whole in expected], dim=1))
+
+
+def test_a_base_that_reads_the_weights_of_its_layers_is_refused(tmp_path: Path) -> None:
+    paths = save_all_linear_members("jamba", tmp_path)
+    with pytest.raises(AuditError, match=r"read each row of a batch by itself, got model \(jamba"):
+        LoraEnsemble(HuggingFaceModel(zoo.tiny("jamba"), served="cache"), paths)
+
+
 # What trains or replaces more than a linear layer's two matrices.
 MORE = {
     "biases of layers": {"bias": "all"},
@@ -117,7 +149,7 @@ def test_parts_asked_together_say_what_each_says_alone(
     make_tiny: MakeTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, memory: int
 ) -> None:
     """With memory for the weights of all, and without."""
-    monkeypatch.setattr("auditor.models.lora._MERGED_BYTES", memory)
+    monkeypatch.setattr("auditor.models.mixed_lora._MERGED_BYTES", memory)
     ensemble = LoraEnsemble(make_tiny(kind=kind), save_members(make_tiny, tmp_path, 3, kind))
     contexts = torch.randint(1, 61, (4, 6), generator=torch.Generator().manual_seed(0))
     prompt = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))

@@ -427,8 +427,8 @@ def test_a_killed_training_goes_on_and_ends_as_it_would_have(
 
 
 def test_a_base_whose_rows_do_not_stay_apart_trains_one_member_at_a_time(tmp_path: Path) -> None:
-    """Experts see the tokens of all rows in a line."""
-    base = tiny_of("qwen2_moe")
+    """Jamba reads the weights of layers without calling them."""
+    base = tiny_of("jamba")
     assert (
         train_private_members(
             base, LoraAdapterRecipe(2, 8, "all"), members_of(tmp_path / "auto", [2, 2]), COURSE
@@ -436,7 +436,7 @@ def test_a_base_whose_rows_do_not_stay_apart_trains_one_member_at_a_time(tmp_pat
         == 1
     )
     with pytest.raises(
-        AuditError, match=r"expected together=1 for qwen2_moe, whose layers do not read each row"
+        AuditError, match=r"expected together=1 for jamba, whose layers do not read each row"
     ):
         train_private_members(
             base,
@@ -445,6 +445,16 @@ def test_a_base_whose_rows_do_not_stay_apart_trains_one_member_at_a_time(tmp_pat
             COURSE,
             together=2,
         )
+
+
+@pytest.mark.filterwarnings("ignore:The following rank_pattern")  # PEFT's own patterns
+def test_adapters_of_experts_are_refused_before_they_are_trained(tmp_path: Path) -> None:
+    """An ensemble could not serve them."""
+    with pytest.raises(AuditError, match="adapters of plain linear layers"):
+        train_private_members(
+            tiny_of("mixtral"), LoraAdapterRecipe(2, 8, "all"), members_of(tmp_path), COURSE
+        )
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_architecture_that_peft_does_not_know_is_refused(
