@@ -367,9 +367,12 @@ def _encode_rows(name: str, rows: Any) -> str:
     """
     import pandas as pd
 
-    # datasets.Dataset, polars and pyarrow have this method; other objects are refused below.
-    if hasattr(rows, "to_pandas"):
-        rows = rows.to_pandas()
+    # Of datasets.Dataset, pyarrow and polars. pandas would make floats of whole numbers with gaps,
+    # also inside objects. Other objects are refused below.
+    for method in ("to_list", "to_pylist", "to_dicts", "to_pandas"):
+        if hasattr(rows, method):
+            rows = getattr(rows, method)()
+            break
     if not isinstance(rows, pd.DataFrame) and not (
         isinstance(rows, (list, tuple)) and all(isinstance(row, Mapping) for row in rows)
     ):

@@ -120,6 +120,8 @@ def test_every_action_is_pinned_and_no_token_lies_in_the_checkout() -> None:
     (checkout,) = (step for step in steps if step.get("uses", "").startswith("actions/checkout@"))
     assert checkout["with"] == {"persist-credentials": False}
     assert workflow["permissions"] == {}
+    # In a pull request from a fork the token may not comment, and the job would fail for that.
+    assert steps[-1]["continue-on-error"] is True
 
 
 def test_a_pull_request_is_held_to_the_policy_of_the_branch_it_is_for(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -231,6 +233,19 @@ def test_what_is_refused_leaves_nothing(
     with pytest.raises(AuditError, match=said):
         audit(model, tokenizer, **{"data": ROWS, **ASKED, "out": tmp_path / "run", **arguments})
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("make", [datasets.Dataset.from_list, pa.Table.from_pylist])
+def test_whole_numbers_with_gaps_stay_whole_in_tables_of_other_libraries(make: Any) -> None:
+    """pandas made 1.0 of 1, which a chat template writes, and one group of two large numbers."""
+    call = {"name": "open", "arguments": {"door": 1, "code": None}}
+    other = {"name": "open", "arguments": {"door": None, "code": 2**60 + 1}}
+    rows = [
+        {"messages": [{"role": "assistant", "tool_calls": [call]}], "ward": 2**60 + 1},
+        {"messages": [{"role": "assistant", "tool_calls": [other]}], "ward": None},
+    ]
+    read = [json.loads(line) for line in _encode_rows("data", make(rows)).splitlines()]
+    assert read == rows and "1.0" not in json.dumps(read)
 
 
 @pytest.mark.parametrize("make", [list, pd.DataFrame])
