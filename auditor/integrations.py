@@ -39,6 +39,7 @@ from auditor.models.base import LanguageModel
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.plugins.probe import Probe, mask_members, order_observations, value_column
 from auditor.plugins.view import WHITE_BOX, View
+from auditor.records.folder import refuse_started_run
 from auditor.reports import phrases
 from auditor.reports.blocks import PlotPoint, Series
 from auditor.reports.training_curve import Panel, draw_training_curve
@@ -189,6 +190,7 @@ class AuditCallback(TrainerCallback):
             )
         if not state.is_world_process_zero:
             return
+        refuse_started_run(self._find_run_folder(args))  # before the training, not after it
         _refuse_canaries_of_frozen_embeddings(
             self._unwrapped_model_in_training(), self.asked.get("canaries")
         )
@@ -216,6 +218,11 @@ class AuditCallback(TrainerCallback):
                 }
         self._check_training_set(args, plan.knows == SYSTEM)
         self._measure_and_log(state.global_step)
+
+    def _find_run_folder(self, args: TrainingArguments) -> Path:
+        if self.out is not None:
+            return Path(self.out)
+        return Path(str(args.output_dir)) / "audit"
 
     def _check_training_set(self, args: TrainingArguments, knows_system: bool) -> None:
         """Check whether the training set holds the records. Raise AuditError if it does not.
@@ -262,10 +269,7 @@ class AuditCallback(TrainerCallback):
         # about these, not about those of the last step.
         if not self.rows or self.rows[-1]["step"] != state.global_step:
             self._measure_and_log(state.global_step)
-        if self.out is not None:
-            out = Path(self.out)
-        else:
-            out = Path(str(args.output_dir)) / "audit"
+        out = self._find_run_folder(args)
         tokens = list(self.prefix_token.tokens)  # as for the curve, whatever the user requested
         tokenizer: Any = self.tokenizer
         if tokens:

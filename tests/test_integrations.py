@@ -213,6 +213,19 @@ def test_metrics_that_a_trainer_gathers_stay_whole(base: Path, tmp_path: Path) -
     assert logs[0] == logs[1] and len(logs[0]) == 2
 
 
+def test_a_folder_that_contains_a_run_is_refused_before_the_training(
+    base: Path, tmp_path: Path
+) -> None:
+    """It was refused after the last step, and the trained model was lost with the exception."""
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "plan.json").write_text("{}")
+    made = trainer(base, tmp_path, steps=3)
+    made.add_callback(AuditCallback(made, data=MEMBERS, every=9, limit=2))
+    with pytest.raises(AuditError, match="audit' contains a run"):
+        made.train()
+    assert made.state.global_step == 0
+
+
 def test_rows_without_tokens_are_said_not_to_be_checked(
     base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -94,11 +94,7 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder._lock = locks.acquire_folder_lock(path)
             # Check under the lock, which every writer of a plan holds.
-            if (path / PLAN).exists():
-                raise AuditError(
-                    f"expected a new folder for -o, but {str(path)!r} contains a run; "
-                    f"audit run --resume {path} continues it if it is not finished"
-                )
+            refuse_started_run(path)
             (path / "state").mkdir(exist_ok=True, mode=0o700)
         except OSError as error:
             raise AuditError(
@@ -315,6 +311,15 @@ class RunFolder:
             name: name of the attack and of its access.
         """
         return self.path / "state" / (name.replace("/", "--") + ".pt")
+
+
+def refuse_started_run(path: Path) -> None:
+    """Raise AuditError if the folder already contains a run."""
+    if (path / PLAN).exists():
+        raise AuditError(
+            f"expected a new folder for -o, but {str(path)!r} contains a run; audit run --resume "
+            f"{path} continues it if it is not finished"
+        )
 
 
 def remove_latest_link() -> None:
