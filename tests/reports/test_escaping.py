@@ -136,11 +136,9 @@ def test_html_holds_it_as_text_and_in_attributes(text: str) -> None:
 
 @payloads
 def test_markdown_shows_it_as_it_stands(text: str) -> None:
-    for source in (
-        escaping.escape_for_markdown(text),
-        f"- {escaping.escape_for_markdown(text)}",
-        f"> {escaping.escape_for_markdown(text)}",
-    ):
+    shown = escaping.escape_for_markdown(text)
+    line = escaping.make_printable_line(text)
+    for source in (shown, f"- {shown}", f"> {shown}"):
         tokens = MARKDOWN.parse(source)
         inline = [child for token in tokens for child in token.children or []]
         allowed = {"text", "text_special", "softbreak"}
@@ -153,7 +151,7 @@ def test_markdown_shows_it_as_it_stands(text: str) -> None:
         }
         assert {token.type for token in tokens} <= blocks | structure
         seen = "".join(child.content for child in inline).replace("\u200b", "")
-        assert seen == escaping.make_printable_line(text)
+        assert seen == line
 
 
 @payloads
