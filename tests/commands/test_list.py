@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from auditor.cli import run_command_line
+from auditor.cli import app, run_command_line
 from auditor.commands import listing
 from auditor.plugins import registry
 from auditor.plugins.catalogue import load_plugin_classes
@@ -94,6 +94,12 @@ def test_a_slip_is_refused_with_the_nearest_name(capsys: Said) -> None:
     )
 
 
+def ask_of_a_shell(typed: str) -> dict[str, str]:
+    """The environment in which a shell asks how these words may go on."""
+    at = str(len(typed.split()) - 1)
+    return {"_AUDIT_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": at}
+
+
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [
@@ -104,14 +110,23 @@ def test_a_slip_is_refused_with_the_nearest_name(capsys: Said) -> None:
         ("audit rep", {"report", "reproduce"}),
     ],
 )
-def test_a_shell_completes_commands_plug_ins_and_options(typed: str, wanted: set[str]) -> None:
-    asked = {
-        "_AUDIT_COMPLETE": "complete_bash",
-        "COMP_WORDS": typed,
-        "COMP_CWORD": str(len(typed.split()) - 1),
-    }
-    command = [sys.executable, "-m", "auditor.cli"]
+def test_a_shell_completes_commands_plug_ins_and_options(
+    typed: str, wanted: set[str], capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in ask_of_a_shell(typed).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # typer puts its own there
+    with pytest.raises(SystemExit):
+        app(prog_name="audit")
+    assert set(capsys.readouterr().out.split()) == wanted
+
+
+def test_the_installed_command_answers_a_shell() -> None:
     done = subprocess.run(
-        command, env={**os.environ, **asked}, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "auditor.cli"],
+        env={**os.environ, **ask_of_a_shell("audit train dp")},
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
-    assert set(done.stdout.split()) == wanted
+    assert done.stdout.split() == ["dp-sgd"]
