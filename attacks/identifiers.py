@@ -264,7 +264,8 @@ class Identifiers(AncestralProbe):
             yield (
                 f"{left_out} values are not ranked: their format is not described, it has "
                 f"fewer than {self._least_alternatives + 1} values, the tokenizer cannot "
-                f"distinguish them, or their record contains more than {_MOST_VALUES}"
+                f"distinguish them, their record contains more than {_MOST_VALUES}, or they are "
+                "names or short numbers and no base model was ranked"
             )
 
     def _ranks(self, secrets: Sequence[Secret], observations: Observed) -> RanksOfValues:
