@@ -380,7 +380,7 @@ def _read_dataset_table(where: str, name: str, columns: Sequence[str]) -> Record
     unread_parts, folder_notes = _list_folder_notes(path, builder)
     table = _join_folder_files(where, path, builder)
     if table is None:
-        with _open_loaded_split(where, name) as dataset:
+        with _open_loaded_split(where, name, builder) as dataset:
             values = {}
             for column in columns:
                 if column in dataset.column_names:
@@ -482,9 +482,10 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
     import datasets
 
     path = Path(name)
-    table = _join_folder_files(where, path, _load_folder_builder(where, path))
+    builder = _load_folder_builder(where, path)
+    table = _join_folder_files(where, path, builder)
     if table is None:
-        with _open_loaded_split(where, name) as split:
+        with _open_loaded_split(where, name, builder) as split:
             yield split
         return
     with _explain_load_errors(where, path):
@@ -497,10 +498,15 @@ def open_dataset_split(where: str, name: str) -> Iterator[datasets.Dataset]:
 
 
 @contextmanager
-def _open_loaded_split(where: str, name: str) -> Iterator[datasets.Dataset]:
+def _open_loaded_split(
+    where: str, name: str, builder: datasets.DatasetBuilder | None
+) -> Iterator[datasets.Dataset]:
     import datasets
 
     path = Path(name)
+    reading = {}
+    if builder is not None and builder.info.builder_name == "csv":
+        reading = {"na_filter": False}  # else texts such as NA and null would be missing values
     with _dataset_cache_context(path.is_dir()) as cache:
         with _explain_load_errors(where, path):
             if _is_saved_dataset(path):
@@ -512,7 +518,7 @@ def _open_loaded_split(where: str, name: str) -> Iterator[datasets.Dataset]:
                     split = split["train"]
                 split = split.with_format(None)  # a saved format makes arrays of values
             else:
-                split = datasets.load_dataset(name, split="train", cache_dir=str(cache))
+                split = datasets.load_dataset(name, split="train", cache_dir=str(cache), **reading)
         yield split
 
 
