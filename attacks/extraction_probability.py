@@ -40,6 +40,7 @@ from auditor.plugins.probe import (
     measure_repeat_probability,
     observe_in_batches,
     read_token_statistics,
+    score_records,
     value_column,
 )
 from auditor.plugins.view import View
@@ -188,6 +189,7 @@ class ExtractionProbability(DistributionProbe):
     def measurements(self, secrets: Sequence[Secret], observations: Observed) -> list[Measurement]:
         member = mask_members(secrets)
         exact = _has_exact_probability(observations)
+        unit = score_records(secrets).unit
         measured = list[Measurement]()
         for name, values in self.per_secret_values(secrets, observations).items():
             note = self._describe_number(name, build_secret_table(secrets).lengths[member, 1])
@@ -197,9 +199,8 @@ class ExtractionProbability(DistributionProbe):
                 measured.append(compute_mean_probability(name, values[member], note))
             else:
                 # The difference of two upper bounds is not a bound, so there is no excess.
-                measured += measure_baselined_probability(
-                    name, values, member, note, excess=exact and name == "extraction_probability"
-                )
+                excess = exact and name == "extraction_probability"
+                measured += measure_baselined_probability(name, values, member, note, excess, unit)
         if member.all() or not exact:
             return measured
         return [*measured, self._conformal_extracted_share(secrets, observations)]

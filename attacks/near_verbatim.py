@@ -24,6 +24,7 @@ from auditor.plugins.probe import (
     measure_baselined_probability,
     measure_repeat_probability,
     observe_in_batches,
+    score_records,
     value_column,
 )
 from auditor.plugins.view import View
@@ -101,12 +102,13 @@ class NearVerbatim(DistributionProbe):
             f"upper bound, with all that the beams dropped: {width}",
             "one sample",
         )
+        unit = score_records(secrets).unit
         measured = list[Measurement]()
         columns = self.per_secret_values(secrets, observations).items()
         for (name, p), note in zip(columns, notes, strict=True):
             # The difference of two bounds on the same side is not a bound, so there is no excess.
             excess = name == "extraction_probability"
-            measured += measure_baselined_probability(name, p, member, note, excess=excess)
+            measured += measure_baselined_probability(name, p, member, note, excess, unit)
         if not member.all():
             measured.append(self._measure_calibrated_share(secrets, observations))
         return measured

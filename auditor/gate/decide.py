@@ -500,7 +500,7 @@ def _join_recorded_interval(
     The recorded interval may rightly be wider than the interval recomputed from the secrets. This
     is never so for a share, whose recomputed interval is returned unchanged.
     """
-    if recomputed is None or recorded is None or recomputed.unit in SHARES:
+    if recomputed is None or recorded is None or recomputed.unit == "share":
         return recomputed or recorded
     return replace(
         recorded,

@@ -30,6 +30,7 @@ from auditor.plugins.method import Method
 from auditor.plugins.view import Sampling, View
 from auditor.statistics.intervals import (
     compute_mean_probability,
+    contain_unit_interval,
     measure_share,
     subtract_nonmember_mean,
 )
@@ -464,16 +465,24 @@ def measure_baselined_probability(
     member: Bools,
     note: str,
     excess: bool = True,
+    unit: Ints | None = None,
 ) -> list[Measurement]:
     """Return the mean probability for members and, if there are any, for non-members.
 
     `name` is the name of the measurement; `p` and `member` are (records,). If `excess` is True,
-    also return the difference.
+    also return the difference. `unit` is that of `ScoredRecords`.
     """
-    member_mean = compute_mean_probability(name, p[member], note)
+
+    def mean(name: str, side: Bools, note: str) -> Measurement:
+        m = compute_mean_probability(name, p[side], note)
+        if unit is None or not m.n:
+            return m
+        return contain_unit_interval(m, p[side], unit[side])
+
+    member_mean = mean(name, member, note)
     if member.all():
         return [member_mean]
-    floor = compute_mean_probability(name_nonmember_metric(name), p[~member], "the baseline")
+    floor = mean(name_nonmember_metric(name), ~member, "the baseline")
     if excess:
         return [
             member_mean,
@@ -501,10 +510,13 @@ def measure_repeat_probability(
 
     `name` is the name of the measurement; `p` is (records,).
     """
-    return {
-        str(r): compute_mean_probability(name, p[mask])
-        for r, mask in mask_repeat_counts(secrets).items()
-    }
+    unit = score_records(secrets).unit
+    means = {}
+    for r, mask in mask_repeat_counts(secrets).items():
+        means[str(r)] = compute_mean_probability(name, p[mask])
+        if unit is not None:
+            means[str(r)] = contain_unit_interval(means[str(r)], p[mask], unit[mask])
+    return means
 
 
 def count_member_repeats(secrets: Sequence[Secret]) -> Ints:

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 import scipy
 
-from auditor.core.arrays import Bools, Floats
+from auditor.core.arrays import Bools, Floats, Ints
 from auditor.core.result import Measurement
 from auditor.statistics import bootstrap
 from auditor.statistics.bootstrap import CONFIDENCE
@@ -101,6 +101,22 @@ def compute_mean_probability(name: str, values: Floats, note: str = "") -> Measu
     return Measurement(
         name, float(values.mean()), *compute_gaffke_interval(values, name), n, "probability", note
     )
+
+
+def contain_unit_interval(m: Measurement, values: Floats, unit: Ints) -> Measurement:
+    """Widen the interval of a mean probability for dependent records.
+
+    Records that share a person or document are dependent. Each person or document contributes one
+    number, the sum of these probabilities.
+
+    values: (records,) probabilities with this mean; unit: (records,) codes of person or document.
+    """
+    of = np.unique(unit, return_inverse=True)[1]
+    sizes = np.bincount(of) if len(of) else np.ones(1)
+    scale = len(sizes) / max(1, len(of))  # the mean of the sums is then that of the records
+    sums = np.asarray(scale * np.bincount(of, values), dtype=np.float64)
+    wide = estimate_bounded_mean(m.name, sums, scale * float(sizes.max()), m.unit)
+    return replace(m, low=min(m.low, wide.low), high=min(1.0, max(m.high, wide.high)))
 
 
 def compute_gaffke_interval(values: Floats, stream: str) -> tuple[float, float]:
