@@ -39,6 +39,7 @@ from auditor.benchmarks.data.chat_rendering import ChatRendering
 from auditor.benchmarks.data.conversation_rows import MESSAGES, Conversation, UnusableConversation
 from auditor.benchmarks.data.files import TableReader, sample_data_conversations
 from auditor.core.arrays import Floats
+from auditor.core.counts import format_count
 from auditor.core.errors import AuditError
 from auditor.core.nouns import Pair, TextForm, Tokens
 from auditor.core.plan_fields import AUTO
@@ -468,7 +469,8 @@ def _describe_form_doubts(
     elif not settled and not _has_nonmember_support(sample, best):
         # A requested form is the user's word: see `_describe_form_choice`.
         doubts.append(
-            "members are as unlikely as non-members in every text form that was tried "
+            f"members ({format_count(len(sample), 'row')}, before the attacks) are as unlikely as "
+            "non-members in every text form that was tried "
             f"({', '.join(form.name_with_day for form in sample.members)}), and none is clearly "
             "more likely: a model that did not memorise them looks like one that was trained on "
             "another text form (--template FILE)"

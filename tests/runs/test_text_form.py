@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -190,6 +191,8 @@ def test_a_form_that_the_model_was_trained_in_is_no_doubt_though_nothing_was_mem
 def test_a_model_that_prefers_no_form_is_a_doubt(tmp_path: Path) -> None:
     world = World("messages", tmp_path, steps=0)
     assert "looks like one that was trained on another text form" in sentences(world.data())
+    # few rows say so: an attack on more of them may show the opposite, on the same screen
+    assert re.match(r"members \(\d+ rows, before the attacks\) are", sentences(world.data()))
     named = world.data(template="model")  # whoever names it answers for it
     assert (
         named.text_form is not None
