@@ -290,9 +290,9 @@ class _SelfCheckTrial:
             )
 
     def merge_adapter_if_exact(self) -> None:
-        """Merge an adapter into its base for speed, unless this changes the distribution."""
+        """Merge an adapter from files into its base for speed, unless the distribution changes."""
         model = self.model
-        if not is_adapter_mergeable(model.model):
+        if model.load_again is None or not is_adapter_mergeable(model.model):
             return
 
         def is_exact_after_merging() -> bool:
@@ -302,6 +302,10 @@ class _SelfCheckTrial:
         if not _self_check_holds_without_error(is_exact_after_merging):
             model.model.unmerge_adapter()
             model.is_merged = False
+            # PEFT undoes a merge by a subtraction, and not at all in a layer where it failed.
+            weights = dict(model.load_again().named_parameters())
+            for name, parameter in model.model.named_parameters():
+                parameter.data = weights[name].data
 
     def drop_embeddings_unless_faithful(self) -> None:
         """Remove the `embeddings` capability if it does not work.

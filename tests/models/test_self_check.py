@@ -480,16 +480,31 @@ def test_an_adapter_of_a_check_is_merged_unless_weights_would_be_rounded(
         assert model.is_merged is (dtype is torch.float32)
 
 
-def test_an_adapter_that_gives_another_distribution_when_merged_is_not_merged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "fault", ["another distribution", "a bias that the layer has no place for"]
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")  # PEFT on biases
+def test_an_adapter_that_cannot_be_merged_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    lora = LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
-    model = HuggingFaceModel(get_peft_model(peaked(LlamaForCausalLM(LlamaConfig(**GROUPED))), lora))
+    base = peaked(LlamaForCausalLM(LlamaConfig(**GROUPED)))
+    base.save_pretrained(tmp_path / "base")
+    base.name_or_path = str(tmp_path / "base")
+    lora = LoraConfig(
+        target_modules=["q_proj"],
+        init_lora_weights=False,
+        lora_bias=fault != "another distribution",
+        task_type="CAUSAL_LM",
+    )
+    get_peft_model(base, lora).save_pretrained(tmp_path / "adapter")
     text = torch.arange(5, 25)[None]
-    expected = model.log_probs(text, 20)
-    merge = LoraLinear.get_delta_weight
-    with monkeypatch.context() as patch:
-        patch.setattr(LoraLinear, "get_delta_weight", lambda self, name: 2 * merge(self, name))
-        self_check.configure_serving(model, cache=tmp_path)
+    expected = load_causal_lm(str(tmp_path / "adapter")).log_probs(text, 20)
+    if fault == "another distribution":
+        merge = LoraLinear.get_delta_weight
+        monkeypatch.setattr(
+            LoraLinear, "get_delta_weight", lambda self, name: 2 * merge(self, name)
+        )
+    with self_check.keep_self_checks(tmp_path / "kept"):
+        model = load_causal_lm(str(tmp_path / "adapter"))
     assert not model.is_merged
-    torch.testing.assert_close(model.log_probs(text, 20), expected, atol=1e-5, rtol=1e-5)
+    assert torch.equal(model.log_probs(text, 20), expected)
