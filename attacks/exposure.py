@@ -150,6 +150,14 @@ class Exposure(AncestralProbe):
                 f"the exposure of {estimated} canaries is estimated from weighted draws: their "
                 "space is too large"
             )
+            inserted = int(mask_members(secrets).sum())
+            if inserted > self.alpha * (self.references + 1):
+                needed = math.ceil(inserted / self.alpha - 1e-9) - 1
+                sentences.append(
+                    f"{self.references:,} random texts are too few for {inserted:,} canaries: an "
+                    f"estimated exposure is significant with -A exposure.references={needed} or "
+                    "more"
+                )
         # Runs of versions before this check have no p-value of the fit.
         fit_p, is_checked = observations.find_column("fit_p")
         unchecked = int((~is_checked).sum())

@@ -151,6 +151,20 @@ def test_the_mean_has_an_interval_as_wide_as_few_canaries_make_it(exact: list[Ob
     assert np.mean(kept["exposure"][:3]) == pytest.approx(main.value)
 
 
+def test_references_that_can_show_no_canary_are_named(exact: list[Observation]) -> None:
+    """Of 3 canaries, a p-value of 1 in 59 is 5.1% after Holm's correction: never significant."""
+    estimated = Observed(
+        replace(o, values={**o.values, "estimated": 1.0, "exact": 0.0}) for o in exact
+    )
+    said = "-A exposure.references=59 or more"
+    for references, is_said in ((58, True), (59, False)):
+        notes = Exposure(references=references).notes(canaries(), estimated)
+        assert any(said in note for note in notes) == is_said
+    assert not any(
+        said in note for note in Exposure(references=58).notes(canaries(), Observed(exact))
+    )
+
+
 def test_rows_of_a_version_without_a_check_of_the_fit_are_read_and_named(
     exact: list[Observation],
 ) -> None:
