@@ -153,7 +153,9 @@ def _build_plugin_section_blocks(i: int, section: OwnSection, _: ReportMaterial)
 
 def _report_header_facts(result: AuditResult) -> Facts:
     n = result.benchmark
-    has_parts = any(finding.measurement(documents.RECALL) for finding in result.findings)
+    counts = n.records.get("members")
+    has_parts = counts is not None and counts.audited < n.members
+    has_parts |= any(finding.measurement(documents.RECALL) for finding in result.findings)
     attacked = "Parts of records" if has_parts else "Records"
     attack = find_only_attack(result)
     text_form = n.text_form.partition(" (")[0]

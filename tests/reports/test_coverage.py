@@ -129,6 +129,19 @@ def test_records_of_several_parts_are_recited_at_least_in_part() -> None:
         assert coverage.format_stratum(stratum) == text
 
 
+def test_parts_are_not_called_records_if_no_attack_guessed_text(result: AuditResult) -> None:
+    """The exact probabilities alone: 16 parts of 8 records were "Records: 16 trained on"."""
+    finding = replace(result.findings[0], measurements=())
+    n_parts = result.benchmark.members
+    for n_records, title in ((n_parts // 2, "Parts of records: "), (n_parts, "Records: ")):
+        counts = RecordCounts(n_records, n_records)
+        benchmark = replace(result.benchmark, records={"members": counts})
+        page = markdown.render_markdown_report(
+            replace(result, findings=(finding,), benchmark=benchmark)
+        )
+        assert f"\n{title}{n_parts:,} trained on (members)" in page
+
+
 def test_no_group_is_named_if_none_is_worse_than_all(result: AuditResult) -> None:
     row = verbatim_row(copied(result, 3, 12, 40, 40))
     # The last: 18 of 106 is no more than chance makes of 41 of 300.
