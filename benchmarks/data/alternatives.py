@@ -27,6 +27,7 @@ from auditor.benchmarks.data.identity_numbers import (
     REPLACED_PLACES,
     WITH_CENTURY,
     find_card_number_places,
+    find_iban_places,
     find_id_number_places,
     get_birth_date,
     list_id_number_checks,
@@ -277,11 +278,20 @@ def _detect_code_format(value: str) -> ValueFormat | None:
                 digits[place] = value[place]
         return ValueFormat(HASH, tuple(digits), "".join)
     free = _list_code_digits(value)
-    is_code = _CODE.fullmatch(value) and not _NO_CODE.fullmatch(value)
-    is_date = any(find_birth_date_places(f"born {value}"))
-    if not is_code or is_date or len(free) < _LEAST_CODE_DIGITS:
+    if not _is_code(value) or len(free) < _LEAST_CODE_DIGITS:
         return None
-    return _replace_free_characters(CODE, value, free, lambda text: _list_code_digits(text) == free)
+    return _replace_free_characters(
+        CODE, value, free, lambda text: _list_code_digits(text) == free and _is_code(text)
+    )
+
+
+def _is_code(text: str) -> bool:
+    """Return whether a text has the form of a code, and not the form of another value."""
+    if not _CODE.fullmatch(text) or _NO_CODE.fullmatch(text):
+        return False
+    checked = (find_card_number_places, find_iban_places, find_id_number_places)
+    has_check = any((0, len(text)) in find_places(text) for find_places in checked)
+    return not has_check and not any(find_birth_date_places(f"born {text}"))
 
 
 # --- numbers with check digits ---

@@ -259,3 +259,12 @@ def test_what_any_model_expects_is_kept(kind: str, value: str, pattern: str) -> 
 )
 def test_short_numbers_are_not_equally_likely(kind: str, value: str, is_uneven: bool) -> None:
     assert find_value_format(kind, value, {}).is_uneven is is_uneven
+
+
+@pytest.mark.parametrize("value", ["44.362.315-K", "4111111111111112", "20091331"])
+def test_a_code_has_no_alternatives_with_check_digits_or_dates(value: str) -> None:
+    """Else they have other alternatives, and the value is no draw from them."""
+    for other in alternatives("order", value, 300):
+        assert find_value_format("order", other, {}).choices == (
+            find_value_format("order", value, {}).choices
+        )
