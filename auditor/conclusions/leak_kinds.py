@@ -47,7 +47,7 @@ class LeakReading:
         count: repeat count of the secrets that the number covers; "" for all secrets.
         n_tests: how many numbers are tested at one shared significance level.
         n_attacks: how many attacks share the level of the excess, in addition.
-        max_provable: largest value that an audit could have proved.
+        least_shown: smallest value that shows a leak, if another test than the interval's decides.
         blind: the same number, computed from the data without a model.
     """
 
@@ -61,7 +61,7 @@ class LeakReading:
     count: str = ""
     n_tests: int = 1
     n_attacks: int = 1
-    max_provable: float = math.nan
+    least_shown: float = math.nan
     blind: Measurement | None = None
 
     @property
@@ -129,8 +129,8 @@ class LeakReading:
     def smallest_detectable_value(self) -> float:
         """Smallest value that would show a leak if nothing else changed; NaN if unknown."""
         m = self.corrected
-        if not math.isnan(self.max_provable):
-            return self.max_provable
+        if not math.isnan(self.least_shown):
+            return self.least_shown
         if m.unit == "share":
             return _find_smallest_leak_share(m.n, self.baseline, self.n_tests * self.n_attacks)
         if isinstance(self.baseline, Measurement):

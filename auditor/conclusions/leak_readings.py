@@ -236,7 +236,7 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
     ranked = finding.measurement(RANKED)
     if is_measured(ranked):
         # This number is corrected for the count of values, so its baseline is 0.
-        yield LeakReading(ranked, 0.0)
+        yield LeakReading(ranked, 0.0, least_shown=_find_smallest_ranked_share(finding, ranked.n))
     people_readings = []
     for m in of_people:
         people_readings.append(LeakReading(m, 0.5, either_way=True))
@@ -258,6 +258,18 @@ def _read_membership_leaks(finding: Finding) -> Iterator[LeakReading]:
             # By chance, members exceed the threshold at the non-members' rate, which is `rate`.
             yield LeakReading(share, rate)
     yield from people_readings
+
+
+def _find_smallest_ranked_share(finding: Finding, n: int) -> float:
+    """Return the smallest share of n values that ranks above chance if all of these rank first.
+
+    Their p-values, 1 / (R + 1), must be at most the false-discovery rate times this share. Return
+    NaN if the options are unknown.
+    """
+    rate = finding.options.get("fdr", 0.0) * (finding.options.get("alternatives", 0) + 1)
+    if rate < 1:
+        return math.nan
+    return max(1, math.ceil(n / rate - 1e-9)) / n
 
 
 def _find_strongest_aucs(finding: Finding) -> tuple[Measurement | None, dict[str, Measurement]]:
@@ -353,7 +365,7 @@ def _read_epsilon_leaks(finding: Finding) -> Iterator[LeakReading]:
     most = finding.measurement(PROVABLE)
     for m in finding.measurements:
         if m.name.startswith(EPSILON):
-            yield LeakReading(m, 0.0, max_provable=math.nan if most is None else most.value)
+            yield LeakReading(m, 0.0, least_shown=math.nan if most is None else most.value)
     violations = finding.measurement(VIOLATIONS)
     if is_measured(violations):
         yield LeakReading(violations, 0.0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from auditor.conclusions.signals import (
@@ -30,6 +31,7 @@ from auditor.statistics.intervals import (
     subtract_nonmember_share,
 )
 from auditor.statistics.metrics import ADJUSTED_AUC
+from auditor.statistics.rank_tests import adjust_false_discovery, compute_rank_p_values
 from tests.conftest import methods
 
 N, OTHERS = 60, 40
@@ -340,6 +342,21 @@ def test_attacks_share_one_level() -> None:
     # Without non-members a single hit is enough, whatever the number of attacks.
     hit = run(*(row(share("recall", i == 0, N), attack=str(i)) for i in range(10)))
     assert signal(hit, "verbatim").status == SHOWN
+
+
+@pytest.mark.parametrize(("alternatives", "least"), [(99, 60), (999, 6), (99_999, 1)])
+def test_the_smallest_share_of_ranked_values_is_that_of_the_discoveries(
+    alternatives: int, least: int
+) -> None:
+    """It was one value of 300, which is no discovery among 99 or 999 alternatives."""
+    n = 300
+    options = {"fdr": 0.05, "alternatives": alternatives}
+    ranked = replace(row(share("identifiers_above_chance", 0, n)), options=options)
+    assert signal(run(ranked), "membership").smallest_detectable == pytest.approx(least / n)
+    for hits, is_listed in ((least - 1, False), (least, True)):
+        first = np.where(np.arange(n) < hits, 0.0, alternatives)
+        p_values = compute_rank_p_values(first, np.zeros(n), np.full(n, float(alternatives)))
+        assert (adjust_false_discovery(p_values) <= 0.05).any() == is_listed
 
 
 def test_what_was_not_tested_says_why() -> None:
