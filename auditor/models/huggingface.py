@@ -130,7 +130,7 @@ class HuggingFaceModel(LanguageModel):
         self.load_again: Callable[[], Any] | None = None
         accepted = inspect.signature(unwrap_peft(model).forward).parameters
         self._keeps_logits = "logits_to_keep" in accepted
-        self._takes_positions = "position_ids" in accepted
+        self.takes_positions = "position_ids" in accepted
         # XLM ends a text at its padding token, unless a mask says otherwise.
         self._needs_mask = hasattr(config, "pad_index")
         self._cache_name = next((name for name in _CACHE_NAMES if name in accepted), None)
@@ -414,7 +414,7 @@ class HuggingFaceModel(LanguageModel):
         `last` is the number of trailing tokens whose next token is predicted. Return None if the
         model does not accept positions.
         """
-        if not self._takes_positions:
+        if not self.takes_positions:
             return None
         # Without a cache, transformers 5.23 keeps texts apart whose positions begin again at 0.
         extra: dict[str, Any] = {"position_ids": positions}

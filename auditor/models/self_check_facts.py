@@ -21,7 +21,7 @@ from auditor.models.huggingface import HuggingFaceModel
 # Settings whose value may be a length that changes how a text is read: windows, chunks, trained and
 # stretched positions.
 _MARKS = re.compile(r"window|chunk|bucket|position_embeddings|n_positions|max_seq_len|seq_length")
-_FORMAT = 4  # of stored self-checks
+_FORMAT = 5  # of stored self-checks
 _RECORDS = 3  # records of a run, at most, that are read both step by step and whole
 _SPECIAL = re.compile(r"_token_(id|index)$")
 

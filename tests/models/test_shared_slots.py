@@ -14,12 +14,14 @@ from auditor.generation.sample import (
     sample_candidates,
     sample_mixed_length_batch,
 )
+from auditor.models import self_check
 from auditor.models.cached_rows import SlotRows
 from auditor.models.consistency import STEPS, collect_row_log_probs
 from auditor.models.decoding import Decoding
 from auditor.models.huggingface import HuggingFaceModel
 from auditor.models.slot_cache import SlotLayer, TreeCache
 from tests.models.test_joined import PREFIXES, same, tiny_model
+from tests.zoo import families as zoo
 
 SHARING = ("gpt2", "gpt_neox", "llama", "qwen2", "opt", "phi", "falcon")
 DECODING = Decoding(0.8, top_p=0.9)
@@ -86,3 +88,11 @@ def test_the_self_check_finds_a_model_that_reads_other_rows(
     monkeypatch.setattr(TreeCache, "mask_and_positions", lambda cache, length: {})
     model = tiny_model("llama")
     assert model.can_join_rows and not model.can_share_slots
+
+
+def test_a_model_without_position_ids_shares_no_slots_in_any_precision() -> None:
+    """MPT's bias counts the places of a slot; in bfloat16 a short text does not show it."""
+    for dtype in (torch.float32, torch.bfloat16):
+        model = HuggingFaceModel(zoo.tiny("mpt").to(dtype), name="mpt")
+        self_check.configure_serving(model, 40)
+        assert model.can_join_rows and not model.can_share_slots
