@@ -375,7 +375,14 @@ def list_doubts(assessment: LeakAssessment) -> tuple[Doubt, ...]:
 
 
 def list_doubt_sentences(assessment: LeakAssessment) -> tuple[str, ...]:
-    return tuple(doubt.sentence for doubt in list_doubts(assessment))
+    """Return the doubts as sentences that can follow each other."""
+    sentences = []
+    for doubt in list_doubts(assessment):
+        sentence = doubt.sentence
+        if doubt.kind == "text form":  # written as the end of a line
+            sentence = f"{sentence[:1].upper()}{sentence[1:].removesuffix('.')}."
+        sentences.append(sentence)
+    return tuple(sentences)
 
 
 # --- the section ---

@@ -282,6 +282,10 @@ def test_a_doubt_forbids_reassurance(whose: str) -> None:
     assert_no_reassurance(doubtful)
     assert verdict.write_verdict_headline(doubtful).startswith(doubt.sentence)
     assert told(doubtful)["advise"].startswith(f"resolve first (text form): {doubt.sentence}")
+    # the box of the page began in lower case, and the next sentence ran on
+    bare = replace(doubt, sentence=phrases.lower_first(doubt.sentence).removesuffix("."))
+    told_bare = replace(result, benchmark=replace(result.benchmark, doubts=(bare,)))
+    assert verdict.write_verdict_headline(told_bare).startswith(f"{doubt.sentence} ")
 
 
 def test_likelihood_alone_forbids_reassurance_and_adds_nothing_to_a_leak() -> None:
