@@ -60,7 +60,8 @@ CHANCE_BITS = 1 / math.log(2)
 
 
 def _read_verbatim_leaks(finding: Finding) -> Iterator[LeakReading]:
-    yield from _read_record_leaks(finding, RECALL, documents.RECALL)
+    for reading in _read_record_leaks(finding, RECALL, documents.RECALL):
+        yield _require_person_excess(finding, reading)
     yield from read_nonmember_leaks(finding, ANY, can_show_leak=False)
     yield from _read_copies_leaks(finding)
     yield from read_group_leaks(finding, _find_baseline(finding), RECALL)
@@ -77,6 +78,22 @@ def _read_record_leaks(finding: Finding, of_secrets: str, of_records: str) -> It
     # Parts of one record are not independent: an interval over them is too narrow to show anything.
     has_parts = is_measured(finding.measurement(of_records))
     yield from read_nonmember_leaks(finding, of_records if has_parts else of_secrets)
+
+
+def _require_person_excess(finding: Finding, reading: LeakReading) -> LeakReading:
+    """Return a reading of extracted records whose excess must be significant over people, too.
+
+    Records of one person are dependent, so an interval over records is too narrow.
+    """
+    mean = finding.measurement(people.RECALL)
+    floor = finding.measurement(name_nonmember_metric(people.RECALL))
+    if reading.excess is None or not is_measured(mean) or not is_measured(floor):
+        return reading
+    excess = subtract_nonmember_mean(reading.excess.name, mean, floor)
+    if excess.low >= reading.excess.low:
+        return reading
+    lowered = replace(reading.excess, low=excess.low)
+    return replace(reading, excess=lowered, least_shown=floor.value + excess.value - excess.low)
 
 
 def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:

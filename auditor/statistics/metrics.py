@@ -447,10 +447,10 @@ METRICS = (
         values=_mark_extracted_against_likelihood,
     ),
     _mean_over_people(
-        "user_recall", "Recall by person: mean over people of the share of their records"
+        people.RECALL, "Recall by person: mean over people of the share of their records"
     ),
     _mean_over_people(
-        "user_recall_nonmembers",
+        f"{people.RECALL}{_OTHERS}",
         "The same for people none of whose records were trained on (the baseline)",
         members=False,
     ),

@@ -17,6 +17,7 @@ from auditor.statistics import roc
 
 LEAST = 20  # fewest people for a measurement
 USER = "user"  # trait of an outcome: the code of each secret's person, NaN if unknown
+RECALL = "user_recall"  # mean over people of the share of their records
 INFERENCE = "user_inference_auc"
 INFERENCE_CONTROL = f"{INFERENCE}_reference_alone"
 

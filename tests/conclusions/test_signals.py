@@ -359,6 +359,24 @@ def test_the_smallest_share_of_ranked_values_is_that_of_the_discoveries(
         assert (adjust_false_discovery(p_values) <= 0.05).any() == is_listed
 
 
+def test_records_of_few_people_must_exceed_over_people() -> None:
+    """Of 60 and 40 people with five records each, 10% of the runs without a leak showed one."""
+
+    def found(reach: float) -> LeakSignal:
+        left = subtract_nonmember_share("excess_recall", _ones(45, 300), _ones(12, 200))
+        records = share("recall", 45, 300), share("recall_nonmembers", 12, 200), left
+        means = (
+            probability("user_recall", 0.15, reach, 60),
+            probability("user_recall_nonmembers", 0.06, reach, 40),
+        )
+        return signal(run(row(*records, *means)), "verbatim")
+
+    certain, close = found(0.03), found(0.07)
+    assert (certain.status, close.status, close.suspected) == (SHOWN, NOT_SHOWN, True)
+    assert close.excess is not None and close.excess.low < 0
+    assert close.smallest_detectable > 0.15
+
+
 def test_what_was_not_tested_says_why() -> None:
     found = signal(
         run(replace(row(attack="exposure"), not_applicable="there are no canaries")), "exposure"
