@@ -132,7 +132,7 @@ class LeakReading:
         if not math.isnan(self.least_shown):
             return self.least_shown
         if m.unit == "share":
-            return _find_smallest_leak_share(m.n, self.baseline, self.n_tests * self.n_attacks)
+            return self._find_smallest_shown_share()
         if isinstance(self.baseline, Measurement):
             if self.excess is None:
                 margin = m.value - m.low
@@ -143,38 +143,46 @@ class LeakReading:
             return 1 / m.n
         return self._baseline_value + m.value - m.low
 
+    def _find_smallest_shown_share(self) -> float:
+        """Return the smallest share that would be above the baseline; NaN if no share would be."""
+        n = self.measured.n
 
-def _find_smallest_leak_share(n: int, baseline: Measurement | float | None, n_tests: int) -> float:
-    """Return the smallest share of n secrets that is significantly above the baseline.
+        def is_above(hits: int) -> bool:
+            low, high = clopper_pearson(hits, n)
+            supposed = replace(self.measured, value=hits / n, low=low, high=high)
+            excess = self._suppose_excess(hits)
+            return replace(self, measured=supposed, excess=excess).is_above_baseline
 
-    Return NaN if even a share of 1 is not.
+        # Bisect over counts: more hits stay above the baseline.
+        least = bisect_left(range(1, n + 1), True, key=is_above) + 1
+        return math.nan if least > n else least / n
 
-    Args:
-        n: number of secrets.
-        baseline: share of non-members or by chance; None for 0.
-        n_tests: how many numbers share the significance level.
-    """
+    def _suppose_excess(self, hits: int) -> Measurement | None:
+        """Return the excess as if so many secrets were extracted, corrected like the measured one.
 
-    factor = _compute_widening_factor(n_tests)
+        People and further tests have widened the measured interval by some factor; the supposed
+        one is widened by the same.
+        """
+        if self.excess is None or not isinstance(self.baseline, Measurement):
+            return self.excess
+        measured_reach = self._reach_below_excess(self.measured.hits)
+        if not measured_reach:
+            return replace(self.excess, low=math.nan)
+        factor = (self.excess.value - self.excess.low) / measured_reach
+        value = hits / self.measured.n - self.baseline.value
+        return replace(
+            self.excess, value=value, low=value - factor * self._reach_below_excess(hits)
+        )
 
-    def above(k: int) -> bool:
-        if isinstance(baseline, Measurement):
-            # Newcombe's rule, as in `subtract_nonmember_mean`.
-            return k / n - baseline.value > factor * math.hypot(
-                k / n - compute_wilson_interval(k, n)[0], high - baseline.value
-            )
-        # The lower end of an exact interval, widened as in `widen_leak_measurement`.
-        return k / n - factor * (k / n - clopper_pearson(k, n)[0]) > (baseline or 0.0)
-
-    # `above` reads this variable when `bisect_left` calls it.
-    high = 0.0
-    if isinstance(baseline, Measurement):
-        high = baseline.high
-    if isinstance(baseline, Measurement) and baseline.unit == "share":
-        high = compute_wilson_interval(baseline.hits, baseline.n)[1]
-    # Bisect over counts: more hits stay above the baseline.
-    least = bisect_left(range(1, n + 1), True, key=above) + 1
-    return math.nan if least > n else least / n
+    def _reach_below_excess(self, hits: int) -> float:
+        """Return the distance from the excess to its lower end by Newcombe's rule."""
+        assert isinstance(self.baseline, Measurement)
+        n = self.measured.n
+        floor = self.baseline
+        # Excesses of all secrets have Wilson's intervals, those of parts have exact ones.
+        interval = clopper_pearson if self.part or self.count else compute_wilson_interval
+        high = interval(floor.hits, floor.n)[1] if floor.unit == "share" else floor.high
+        return math.hypot(hits / n - interval(hits, n)[0], high - floor.value)
 
 
 @dataclass(frozen=True)

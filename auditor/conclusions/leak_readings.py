@@ -92,8 +92,7 @@ def _require_person_excess(finding: Finding, reading: LeakReading) -> LeakReadin
     excess = subtract_nonmember_mean(reading.excess.name, mean, floor)
     if excess.low >= reading.excess.low:
         return reading
-    lowered = replace(reading.excess, low=excess.low)
-    return replace(reading, excess=lowered, least_shown=floor.value + excess.value - excess.low)
+    return replace(reading, excess=replace(reading.excess, low=excess.low))
 
 
 def _read_copies_leaks(finding: Finding) -> Iterator[LeakReading]:

@@ -316,6 +316,24 @@ def test_kinds_of_personal_data_share_one_level() -> None:
     several = found(35, *[18] * 19)
     assert (found(35).status, several.status, several.suspected) == (SHOWN, NOT_SHOWN, True)
     assert found(40, *[18] * 19).status == SHOWN
+    # The smallest share is the first that this test, with its own interval, would show.
+    smallest = round(several.smallest_detectable * N)
+    statuses = [found(hits, *[18] * 19).status for hits in (smallest - 1, smallest)]
+    assert statuses == [NOT_SHOWN, SHOWN]
+
+
+def test_groups_show_a_leak_from_the_smallest_detectable_share_on() -> None:
+    """21 of 94 names were not significant, and the report said that 22% would be."""
+
+    def found(hits: int) -> LeakSignal:
+        groups = {name: share("recall", hits if name == "a" else 0, 94) for name in "abcd"}
+        others = share("recall_nonmembers", 0, 21)
+        finding = replace(row(share("recall", 0, 376), others), by_group=groups)
+        return signal(run(finding), "verbatim")
+
+    shown = next(hits for hits in range(94) if found(hits).status == SHOWN)
+    before = found(shown - 1)
+    assert round(before.smallest_detectable * before.measured.n) == shown
 
 
 def test_attacks_share_one_level() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,11 @@ from auditor.core.result import (
 from auditor.reports import advice, edpb, markdown, phrases, severity, verdict
 from auditor.reports.screen import build_first_screen
 from auditor.reports.signals import format_least_detectable
-from auditor.statistics.intervals import clopper_pearson, subtract_nonmember_mean
+from auditor.statistics.intervals import (
+    clopper_pearson,
+    subtract_nonmember_mean,
+    subtract_nonmember_share,
+)
 from tests.conftest import methods
 
 REASSURING = ("no leakage", "nothing here to mend", "none seen")
@@ -324,7 +329,9 @@ def test_what_is_clean_is_said_to_be_with_what_it_would_have_taken() -> None:
 def test_of_so_few_that_all_would_have_to_be_extracted_no_percentage_is_told() -> None:
     """Of two records against two that were never trained on both are just enough; one never is."""
     for n, found in ((2, "all 2"), (1, "no value of so few records")):
-        result = run_of(row("perplexity", share("recall", 0, n), share("recall_nonmembers", 0, 2)))
+        excess = subtract_nonmember_share("excess_recall", np.zeros(n) > 0, np.zeros(2) > 0)
+        shares = share("recall", 0, n), share("recall_nonmembers", 0, 2)
+        result = run_of(row("perplexity", *shares, excess))
         (seen,) = (
             s
             for s in assess_leak_signals(result).list_tested_signals("undefended")
