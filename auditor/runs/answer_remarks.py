@@ -54,7 +54,7 @@ def list_sampling_boundary_remarks(guesses: Sequence[Guesses]) -> tuple[str, ...
     n_near = sum(g.near_boundary for g in guesses)
     n_draws = sum(g.drawn for g in guesses)
     if n_near:
-        return (f"{n_near} of {n_draws} draws lay within 1e-6 of a CDF boundary",)
+        return (f"{n_near:,} of {n_draws:,} draws lay within 1e-6 of a CDF boundary",)
     return ()
 
 
