@@ -83,11 +83,14 @@ def _read_record_leaks(finding: Finding, of_secrets: str, of_records: str) -> It
 def _require_person_excess(finding: Finding, reading: LeakReading) -> LeakReading:
     """Return a reading of extracted records whose excess must be significant over people, too.
 
-    Records of one person are dependent, so an interval over records is too narrow.
+    Records of one person are dependent, so an interval over records is too narrow. If each person
+    has one record, that interval is right, and narrower than the interval over people.
     """
     mean = finding.measurement(people.RECALL)
     floor = finding.measurement(name_nonmember_metric(people.RECALL))
     if reading.excess is None or not is_measured(mean) or not is_measured(floor):
+        return reading
+    if mean.n + floor.n == reading.excess.n:
         return reading
     excess = subtract_nonmember_mean(reading.excess.name, mean, floor)
     if excess.low >= reading.excess.low:

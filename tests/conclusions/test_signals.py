@@ -380,12 +380,12 @@ def test_the_smallest_share_of_ranked_values_is_that_of_the_discoveries(
 def test_records_of_few_people_must_exceed_over_people() -> None:
     """Of 60 and 40 people with five records each, 10% of the runs without a leak showed one."""
 
-    def found(reach: float) -> LeakSignal:
+    def found(reach: float, per_person: int = 5) -> LeakSignal:
         left = subtract_nonmember_share("excess_recall", _ones(45, 300), _ones(12, 200))
         records = share("recall", 45, 300), share("recall_nonmembers", 12, 200), left
         means = (
-            probability("user_recall", 0.15, reach, 60),
-            probability("user_recall_nonmembers", 0.06, reach, 40),
+            probability("user_recall", 0.15, reach, 300 // per_person),
+            probability("user_recall_nonmembers", 0.06, reach, 200 // per_person),
         )
         return signal(run(row(*records, *means)), "verbatim")
 
@@ -393,6 +393,8 @@ def test_records_of_few_people_must_exceed_over_people() -> None:
     assert (certain.status, close.status, close.suspected) == (SHOWN, NOT_SHOWN, True)
     assert close.excess is not None and close.excess.low < 0
     assert close.smallest_detectable > 0.15
+    # If each person has one record, the interval over records holds.
+    assert found(0.07, per_person=1).status == SHOWN
 
 
 def test_what_was_not_tested_says_why() -> None:
