@@ -487,8 +487,7 @@ def list_edpb_questions() -> tuple[EdpbQuestion, ...]:
     """Return the questions of the template, in order."""
     template = importlib.resources.files("auditor.reports") / "templates" / "edpb.toml"
     tables = tomllib.loads(template.read_text(encoding="utf-8"))["question"]
-    questions: tuple[EdpbQuestion, ...] = from_json(tuple[EdpbQuestion, ...], tables, "edpb.toml")
-    return questions
+    return from_json(tuple[EdpbQuestion, ...], tables, "edpb.toml")
 
 
 # --- the page ---

@@ -14,12 +14,15 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from auditor.core import disk
 from auditor.core.errors import AuditError
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails, SchemaValidator
+
+Record = TypeVar("Record")
 
 NAMED = ["inf", "-inf", "nan"]  # floats without a JSON notation
 
@@ -40,7 +43,9 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = False) -> Any:
+def from_json(
+    kind: type[Record], value: Any, where: str = "result", *, private: bool = False
+) -> Record:
     """Convert JSON values to the annotated type `kind`, the inverse of `to_json`.
 
     `where` names the values in messages. If `private` is True, the values may be private text, so
@@ -49,7 +54,8 @@ def from_json(kind: Any, value: Any, where: str = "result", *, private: bool = F
     from pydantic_core import ValidationError
 
     try:
-        return _build_type_validator(kind).validate_python(value)
+        record: Record = _build_type_validator(kind).validate_python(value)  # type: ignore[arg-type]
+        return record
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False)[0]
     # Outside the except: as its context, pydantic's error would show the value, which may be
@@ -224,6 +230,22 @@ def read_json(path: Path, description: str) -> Any:
         raise AuditError(
             f"cannot read {description} {str(path)!r}: it is not JSON ({type(error).__name__})"
         ) from None
+
+
+def read_record(path: Path, kind: type[Record], description: str) -> Record | None:
+    """Return the record of type `kind` in a JSON file, or None if there is no file.
+
+    Raise AuditError if the file is invalid; messages call it `description`.
+    """
+    if not path.is_file():
+        return None
+    return from_json(kind, read_json_object(path, description), str(path))
+
+
+def write_json(path: Path, value: Any, *, indent: int | None = 1, sync: bool = False) -> None:
+    """Write a value as a JSON file that `read_json` reads. For `sync`, see `disk`."""
+    text = json.dumps(to_json(value), indent=indent, allow_nan=False)
+    disk.replace_atomically(path, f"{text}\n", sync=sync)
 
 
 def read_json_object(path: Path, description: str) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def read_gate_policy(path: Path) -> Policy:
         raise AuditError(f"cannot read the policy {str(path)!r}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
-    policy_file: _PolicyFile = from_json(_PolicyFile, raw, str(path))
+    policy_file = from_json(_PolicyFile, raw, str(path))
     rules = list(map(parse_gate_rule, policy_file.rules))
     for i, table in enumerate(raw.get("rule", ()), 1):
         rules.append(_parse_rule_table(table, f"{path}: rule {i}"))

@@ -8,7 +8,6 @@ otherwise AuditError is raised.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,9 +18,8 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor
 
-from auditor.core import disk
 from auditor.core.errors import AuditError, is_memory_error, wrap_library_errors
-from auditor.core.jsonable import read_json_object
+from auditor.core.jsonable import read_json_object, write_json
 from auditor.models.adapters import is_adapter_mergeable
 from auditor.models.base import check_logits_finite
 from auditor.models.consistency import SEED, STEPS, collect_row_log_probs, compute_largest_distance
@@ -124,7 +122,7 @@ def configure_serving(
         _compared_on_records.add(model)
     notes = model.notes[len(before) :]
     if stored_file is not None and not stored_file.is_file():
-        disk.replace_atomically(stored_file, json.dumps(describe_findings(model, notes)))
+        write_json(stored_file, describe_findings(model, notes))
     return notes
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import read_json_object
+from auditor.core.jsonable import read_json_object, write_json
 
 SHARD = "shard.json"
 ENSEMBLE = "ensemble.json"
@@ -48,7 +46,7 @@ def write_ensemble_metadata(
         "members": members,
         "promise": promise,
     }
-    disk.replace_atomically(folder / ENSEMBLE, json.dumps(record, indent=1) + "\n")
+    write_json(folder / ENSEMBLE, record)
 
 
 def read_ensemble_metadata(folder: Path) -> tuple[str, int | None]:
@@ -80,7 +78,7 @@ def write_shard_record_list(member: Path, texts: Iterable[str]) -> None:
 
     `member` is the folder of an ensemble's member. The file there is `shard.json`.
     """
-    disk.replace_atomically(member / SHARD, json.dumps({"records": record_digests(texts)}))
+    write_json(member / SHARD, {"records": record_digests(texts)}, indent=None)
 
 
 def read_shard_record_list(member: Path) -> list[str] | None:

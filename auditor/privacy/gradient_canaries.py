@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, read_json_object, to_json
+from auditor.core.jsonable import read_record, write_json
 
 FILE = "gradient-canaries.json"
 
@@ -55,7 +53,7 @@ class GradientCanaries:
 
 def write_gradient_canaries(folder: Path, canaries: GradientCanaries) -> None:
     """Write the gradient canaries to the folder, atomically."""
-    disk.replace_atomically(folder / FILE, json.dumps(to_json(canaries)) + "\n", sync=True)
+    write_json(folder / FILE, canaries, indent=None, sync=True)
 
 
 def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
@@ -64,11 +62,9 @@ def read_gradient_canaries(folder: Path) -> GradientCanaries | None:
     Raise AuditError if the file has a different structure.
     """
     path = folder / FILE
-    if not path.is_file():
+    record = read_record(path, GradientCanaries, "gradient canaries")
+    if record is None:
         return None
-    record: GradientCanaries = from_json(
-        GradientCanaries, read_json_object(path, "gradient canaries"), str(path)
-    )
     sizes = list(map(len, (record.included, record.scores, record.sums)))
     if len(set(sizes)) > 1:
         counts = ", ".join(map(str, sizes))

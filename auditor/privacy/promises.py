@@ -5,15 +5,13 @@ This module also derives the claim in reports from this promise. It computes no 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from auditor.core import disk
-from auditor.core.jsonable import from_json, read_json_object, to_json
+from auditor.core.jsonable import read_record, write_json
 from auditor.core.nouns import Claim
 
 FILE = "privacy.json"
@@ -186,7 +184,7 @@ def list_training_differences(
 
 def write_privacy_record(folder: Path, record: PrivacyRecord) -> None:
     """Write the record atomically."""
-    disk.replace_atomically(folder / FILE, json.dumps(to_json(record), indent=1) + "\n", sync=True)
+    write_json(folder / FILE, record, sync=True)
 
 
 def read_privacy_record(folder: Path) -> PrivacyRecord | None:
@@ -194,10 +192,4 @@ def read_privacy_record(folder: Path) -> PrivacyRecord | None:
 
     Raise AuditError if the file has a different structure.
     """
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    record: PrivacyRecord = from_json(
-        PrivacyRecord, read_json_object(path, "the privacy record"), str(path)
-    )
-    return record
+    return read_record(folder / FILE, PrivacyRecord, "the privacy record")

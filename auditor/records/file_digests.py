@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from auditor.core import disk
 from auditor.core.disk import find_cache_folder
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import write_json
 
 # Files that transformers and PEFT read from a folder: weights, configurations, tokenizers,
 # templates, code.
@@ -236,7 +236,7 @@ class _DigestCache:
                 if os.path.exists(path):
                     existing[path] = digest
             with suppress(AuditError):
-                disk.replace_atomically(self._path, json.dumps(existing))
+                write_json(self._path, existing)
 
 
 def _fingerprint_file(path: Path) -> list[object]:

@@ -6,7 +6,6 @@ Answers are appended as secrets finish. Files have mode 0600.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -18,7 +17,7 @@ from filelock import FileLock
 
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, read_json_object, to_json
+from auditor.core.jsonable import read_json_object, read_record, write_json
 from auditor.core.nouns import CellKey, PrefixToken, TextForm
 from auditor.records import file_digests
 from auditor.records.attacked_secrets import PLAN, SECRETS
@@ -100,7 +99,7 @@ class RunFolder:
             raise AuditError(
                 f"cannot write the run folder {str(path)!r}: {error.strerror}"
             ) from error
-        disk.replace_atomically(path / PLAN, json.dumps(plan, indent=1))
+        write_json(path / PLAN, plan)
         folder._new = True
         if out is None:
             disk.replace_symlink(path.parent / _LATEST, path.name)
@@ -214,7 +213,7 @@ class RunFolder:
         Args:
             now: the current SHA-256 of each file, keyed by `role/file`.
         """
-        digests = self._read_optional_json(_WEIGHTS, dict[str, str], "the digests of weights")
+        digests = read_record(self.path / _WEIGHTS, dict[str, str], "the digests of weights")
         if digests is not None or self._has_answers:
             file_digests.check_model_files_unchanged(digests, now, str(self.path))
 
@@ -224,14 +223,14 @@ class RunFolder:
         Raise AuditError, with a file's name, if the folder's answers are from different weights.
         """
         self.refuse_changed_weights(now)
-        disk.replace_atomically(self.path / _WEIGHTS, json.dumps(now, indent=1))
+        write_json(self.path / _WEIGHTS, now)
 
     def save_prefix_token(self, prefix_token: PrefixToken) -> None:
         """Save the prefix token, so that a resumed run does not choose one again.
 
         The prefix token is the token that the run puts before every text.
         """
-        disk.replace_atomically(self.path / _PREFIX_TOKEN, json.dumps(to_json(prefix_token)))
+        write_json(self.path / _PREFIX_TOKEN, prefix_token)
 
     def prefix_token(self) -> PrefixToken | None:
         """The run's prefix token; None in a new folder.
@@ -239,9 +238,9 @@ class RunFolder:
         Raise AuditError if the saved token is lost, because results with different prefix tokens
         must not be mixed.
         """
-        prefix = self._read_optional_json(_PREFIX_TOKEN, PrefixToken, "the prefix token of a run")
+        path = self.path / _PREFIX_TOKEN
+        prefix = read_record(path, PrefixToken, "the prefix token of a run")
         if prefix is None and (self.path / _SECRETS).is_file():
-            path = self.path / _PREFIX_TOKEN
             raise AuditError(
                 f"expected {path}, the record of the tokens before every text so far: it is missing"
             )
@@ -252,21 +251,14 @@ class RunFolder:
 
         A run that resumes on another day then keeps the same date.
         """
-        disk.replace_atomically(self.path / _TEXT_FORM, json.dumps(to_json(form)))
+        write_json(self.path / _TEXT_FORM, form)
 
     def text_form(self) -> TextForm | None:
         """Saved text form (the template and date that turn conversations into text).
 
         None in a new folder, or if the data has no conversations.
         """
-        return self._read_optional_json(_TEXT_FORM, TextForm, "the text form of a run")
-
-    def _read_optional_json(self, name: str, kind: type[Item], description: str) -> Item | None:
-        path = self.path / name
-        if not path.exists():
-            return None
-        item: Item = from_json(kind, read_json_object(path, description), str(path))
-        return item
+        return read_record(self.path / _TEXT_FORM, TextForm, "the text form of a run")
 
     def save_secret_attributes(self, facts: dict[str, Any]) -> None:
         """Save the publishable attributes of each secret, without text.
@@ -275,7 +267,7 @@ class RunFolder:
             facts: a column per attribute, keyed by name, from
                 `secret_details.build_attribute_columns`.
         """
-        disk.replace_atomically(self.path / SECRETS, json.dumps(facts))
+        write_json(self.path / SECRETS, facts, indent=None)
 
     def read_probe_numbers(self, cell: CellKey) -> dict[str, float]:
         """Return the numbers that `save_probe_numbers` saved; {} if there are none.
@@ -294,15 +286,11 @@ class RunFolder:
         """
         if facts:
             known = {**self._read_all_probe_numbers(), str(cell): dict(facts)}
-            disk.replace_atomically(self.path / _FACTS, json.dumps(to_json(known)))
+            write_json(self.path / _FACTS, known)
 
     def _read_all_probe_numbers(self) -> dict[str, dict[str, float]]:
-        return (
-            self._read_optional_json(
-                _FACTS, dict[str, dict[str, float]], "what probes found of each cell"
-            )
-            or {}
-        )
+        kind = dict[str, dict[str, float]]
+        return read_record(self.path / _FACTS, kind, "what probes found of each cell") or {}
 
     def attack_state_path(self, name: str) -> Path:
         """Return the path at which an attack's fitted parameters are saved (`runs/audit.py`).

@@ -300,13 +300,13 @@ def _decode_guesses(record: dict[str, Any]) -> tuple[CellKey, Guesses]:
         raise ValueError("an answer without a guess")
     cell = CellKey.parse_cell_key(record.pop("cell"))
     # an older line lacks the newer fields
-    guesses: Guesses = from_json(Guesses, {**record, "ranked": []})
+    guesses = from_json(Guesses, {**record, "ranked": []})
     return cell, replace(guesses, ranked=ranked)
 
 
 def _decode_observation(record: dict[str, Any]) -> tuple[CellKey, Observation]:
     cell = CellKey.parse_cell_key(record.pop("cell"))
-    observation: Observation = from_json(Observation, record, "observation")
+    observation = from_json(Observation, record, "observation")
     # Interned: each line would otherwise have its own copy of all names.
     values = {}
     for name, value in observation.values.items():

@@ -7,13 +7,11 @@ who edits files can also rewrite the manifest; to detect this, sign the run (`au
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
-from auditor.core import disk
-from auditor.core.jsonable import from_json, read_json_object
+from auditor.core.jsonable import from_json, read_json_object, read_record, write_json
 from auditor.records.file_digests import digest_file
 from auditor.records.journal import GUESSES, OBSERVATIONS
 from auditor.records.result_file import RESULT
@@ -81,9 +79,9 @@ def write_manifest(folder: Path, result: bytes) -> None:
     """
     private = {_RANDOM: secrets.token_hex(32), **_digest_journals(folder)}
     # Write it first: the manifest holds the digest of this file too.
-    disk.replace_atomically(folder / PRIVATE, json.dumps(private, indent=1))
+    write_json(folder / PRIVATE, private)
     digests = {**read_gate_digests(folder), RESULT: hashlib.sha256(result).hexdigest()}
-    disk.replace_atomically(folder / MANIFEST, json.dumps({"files": digests}, indent=1), sync=True)
+    write_json(folder / MANIFEST, {"files": digests}, sync=True)
 
 
 def find_folder_edits(folder: Path) -> FolderEdits | None:
@@ -95,14 +93,12 @@ def find_folder_edits(folder: Path) -> FolderEdits | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
-    expected: dict[str, str] = from_json(
+    expected = from_json(
         dict[str, str], read_json_object(path, "a manifest").get("files"), str(path)
     )
     now = read_gate_digests(folder)
     # A baseline in CI has no journals: then skip them.
-    if (folder / PRIVATE).exists():
-        private = read_json_object(folder / PRIVATE, "digests of journals")
-        journals = from_json(dict[str, str], private, str(folder / PRIVATE))
+    if journals := read_record(folder / PRIVATE, dict[str, str], "digests of journals"):
         expected |= {name: digest for name, digest in journals.items() if name != _RANDOM}
         now |= _digest_journals(folder)
     changed = tuple(name for name in sorted(now) if now[name] != expected.get(name))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from auditor.core import disk
-from auditor.core.jsonable import from_json, read_json_object, to_json
+from auditor.core.jsonable import read_record, write_json
 
 REMARKS = "remarks.json"
 
@@ -29,15 +27,10 @@ class CommandRemarks:
 
 def write_command_remarks(folder: Path, remarks: CommandRemarks) -> None:
     """Write the remarks to the run folder."""
-    disk.replace_atomically(folder / REMARKS, json.dumps(to_json(remarks)))
+    write_json(folder / REMARKS, remarks)
 
 
 def read_command_remarks(folder: Path) -> CommandRemarks:
     """Read the remarks in the run folder; return empty remarks if there are none."""
-    path = folder / REMARKS
-    if not path.is_file():
-        return CommandRemarks()
-    remarks: CommandRemarks = from_json(
-        CommandRemarks, read_json_object(path, "the remarks of a run"), str(path)
-    )
-    return remarks
+    remarks = read_record(folder / REMARKS, CommandRemarks, "the remarks of a run")
+    return remarks or CommandRemarks()

@@ -38,7 +38,7 @@ def read_result(folder: Path) -> AuditResult:
         raise AuditError(
             f"{path}: expected schema_version {SCHEMA_VERSION}, got {version!r}; {advice}"
         )
-    result: AuditResult = from_json(AuditResult, raw, str(path))
+    result = from_json(AuditResult, raw, str(path))
     metrics.register_plugin_titles(result.metrics)
     return result
 

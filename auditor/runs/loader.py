@@ -125,7 +125,7 @@ def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     for name in fields:
         if name not in default:
             raise make_unknown_name_error("field of lab_recipe:", name, default)
-    recipe: BaseLabRecipe = from_json(kind, {**default, **fields}, "lab_recipe")
+    recipe = from_json(kind, {**default, **fields}, "lab_recipe")
     recipe.check()
     return recipe
 

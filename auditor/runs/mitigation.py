@@ -25,8 +25,8 @@ from auditor.conclusions import secret_details
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.conclusions.replicates import Replicates
-from auditor.core import disk
 from auditor.core.errors import AuditError
+from auditor.core.jsonable import write_json
 from auditor.core.nouns import UNDEFENDED
 from auditor.core.plan import Plan
 from auditor.core.plan_parts import DECIDED
@@ -423,9 +423,7 @@ def train_mitigated_model(
     if earlier_record is not None and (finished := earlier_record.get("done")):
         return TrainingOutcome(tuple(finished["told"]), float(finished["seconds"]))
     # Write the record first: an interrupted training recognises its folder by it.
-    disk.replace_atomically(
-        out / RECORD, json.dumps({"configuration": configuration, "done": None}, indent=1)
-    )
+    write_json(out / RECORD, {"configuration": configuration, "done": None})
     start = time.perf_counter()
     try:
         _refuse_changed_records(mitigation, run, reporter)
@@ -443,8 +441,7 @@ def train_mitigated_model(
         _discard_refused_training(out)
         raise
     outcome = TrainingOutcome(messages, seconds)
-    record = {"configuration": configuration, "done": dataclasses.asdict(outcome)}
-    disk.replace_atomically(out / RECORD, json.dumps(record, indent=1), sync=True)
+    write_json(out / RECORD, {"configuration": configuration, "done": outcome}, sync=True)
     return outcome
 
 

@@ -29,7 +29,7 @@ from auditor.benchmarks.data.files import read_unit_texts
 from auditor.benchmarks.data.splitting import format_row_numbers
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, to_json
+from auditor.core.jsonable import from_json, to_json, write_json
 from auditor.core.plan_fields import AUTO
 from auditor.core.plan_parts import check_date_format
 from auditor.engines.engine import Engine
@@ -289,7 +289,7 @@ def _train_recorded_job(
     if trainer.surrounds:
         record |= {TOKENS_BEFORE: [job.end], TOKENS_AFTER: [job.end]}
     configuration = settings["configuration"]
-    disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
+    write_json(job.out / RECORD, record, sync=True)
     start = time.perf_counter()
     try:
         if engine.workers:
@@ -318,7 +318,7 @@ def _train_recorded_job(
         "seconds_of_last_run": round(time.perf_counter() - start, 1),
     }
     disk.fsync_tree(job.out)
-    disk.replace_atomically(job.out / RECORD, json.dumps(record, indent=1), sync=True)
+    write_json(job.out / RECORD, record, sync=True)
     # Clear only now: without checkpoint and record, the same command would train again.
     job.checkpoint.clear()
     return notes
@@ -562,10 +562,8 @@ def read_recorded_training_request(folder: Path, out: Path) -> TrainingRequest:
         raise AuditError(
             f"expected a finished training in {str(folder)!r}, got one that was interrupted"
         )
-    request: TrainingRequest = from_json(
-        TrainingRequest, {**recipe, "out": out}, f"{folder / RECORD}: recipe"
-    )
-    return request
+    where = f"{folder / RECORD}: recipe"
+    return from_json(TrainingRequest, {**recipe, "out": out}, where)
 
 
 def check_same_training_records(folder: Path, request: TrainingRequest) -> None:

@@ -6,7 +6,6 @@ They share each forward pass of the model, and their differences are paired by t
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,10 +24,9 @@ from auditor import __version__
 from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.lab.masked_lab import MaskedLab
 from auditor.conclusions.replicates import Replicates
-from auditor.core import disk
 from auditor.core.arrays import Floats, Ints
 from auditor.core.errors import AuditError, make_unknown_name_error
-from auditor.core.jsonable import from_json, read_json, to_json
+from auditor.core.jsonable import from_json, read_json, to_json, write_json
 from auditor.core.nouns import UNDEFENDED, Claim, Tokens
 from auditor.core.plan import Plan
 from auditor.core.plan_fields import ATTACKS
@@ -451,8 +449,7 @@ class Utility:
 
 
 def write_utility_result(folder: Path, result: Utility) -> None:
-    text = json.dumps(to_json(result), indent=1, allow_nan=False)
-    disk.replace_atomically(folder / RESULT, text + "\n")
+    write_json(folder / RESULT, result)
 
 
 def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utility:
@@ -461,7 +458,7 @@ def read_utility_result(folder: Path, plan: UtilityPlan | None = None) -> Utilit
     Raise AuditError if their plan differs from `plan`, or their weights from its weights.
     """
     path = folder / RESULT
-    result: Utility = from_json(Utility, read_json(path, "the measured utility"), str(path))
+    result = from_json(Utility, read_json(path, "the measured utility"), str(path))
     if plan is not None:
         if result.plan != plan.to_json():
             raise AuditError(

@@ -189,7 +189,7 @@ class PublishedPromise:
         """Parse a `[published]` table (`raw`). Raise AuditError for an unknown field or
         mechanism.
         """
-        promise: PublishedPromise = from_json(cls, {**raw, "title": title}, f"{title}: published")
+        promise = from_json(cls, {**raw, "title": title}, f"{title}: published")
         if promise.mechanism not in MECHANISMS:
             raise make_unknown_name_error(f"mechanism in {title!r}:", promise.mechanism, MECHANISMS)
         return promise

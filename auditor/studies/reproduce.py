@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from typing import Any
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, read_json_object, to_json
+from auditor.core.jsonable import from_json, read_json_object, write_json
 from auditor.reports import frontier, phrases, tables
 from auditor.reports.blocks import PlotPoint, Series
 from auditor.reports.training_curve import Panel, draw_training_curve
@@ -332,9 +331,7 @@ def read_other_ledger(folder: Path, paper: Paper) -> OtherLedger:
         raise AuditError(
             f"expected a ledger of {paper.name} beside it, got one of {raw.get('paper')} in {path}"
         )
-    rows: tuple[LedgerRow, ...] = from_json(
-        tuple[LedgerRow, ...], raw.get("claims"), f"{path}: claims"
-    )
+    rows = from_json(tuple[LedgerRow, ...], raw.get("claims"), f"{path}: claims")
     return OtherLedger(str(raw.get("scale")), {(row.plan, row.id): row for row in rows})
 
 
@@ -452,8 +449,4 @@ def write_ledger_files(
             "scale": other.scale,
             "claims": list(map(other.find_same_claim, entries)),
         }
-    # to_json writes NaN and infinity as texts; Python's NaN is not JSON, and other readers refuse
-    # it.
-    disk.replace_atomically(
-        out / "ledger.json", json.dumps(to_json(document), indent=1, allow_nan=False) + "\n"
-    )
+    write_json(out / "ledger.json", document)

@@ -5,11 +5,10 @@ A finished point is not run again; an unfinished point is continued. Points shar
 
 from __future__ import annotations
 
-import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,7 +17,7 @@ from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.replicates import Replicates, Runs, read_replicates
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, read_json_object
+from auditor.core.jsonable import from_json, read_json_object, write_json
 from auditor.core.plan import IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL
 from auditor.core.result import Frontier, Measurement
@@ -231,8 +230,7 @@ def _write_sweep_file(
     for point in points:
         recorded = {"folder": point.run_folder_name, "failure": failures.get(point.name, "")}
         rows.append(_RecordedPoint(**vars(point) | recorded))
-    record = asdict(StartedSweep(command, tuple(rows)))
-    disk.replace_atomically(folder / SWEEP, json.dumps(record, indent=1) + "\n")
+    write_json(folder / SWEEP, StartedSweep(command, tuple(rows)))
 
 
 @dataclass(frozen=True)
@@ -265,8 +263,7 @@ class StartedSweep:
 def read_started_sweep(folder: Path) -> StartedSweep:
     """Return the record of a started sweep. Raise AuditError if the folder has no sweep."""
     path = folder / SWEEP
-    raw = read_json_object(path, "the points of a sweep")
-    sweep: StartedSweep = from_json(StartedSweep, raw, str(path))
+    sweep = from_json(StartedSweep, read_json_object(path, "the points of a sweep"), str(path))
     for point in sweep.points:
         # The plan is arbitrary JSON here; only its field `attack` is read before the plan is built.
         from_json(tuple[str, ...], point.plan.get("attack"), f"{path}: attack of {point.name}")

@@ -45,11 +45,9 @@ def read_canary_manifest(path: Path) -> ExposureCanaryManifest | AuditCanaryMani
             f"expected a manifest of `audit canaries make`, got {str(path)!r}, which has no "
             "schema_version"
         )
-    coined = isinstance(raw, dict) and raw.get("schema_version") == AUDIT_VERSION
-    manifest: ExposureCanaryManifest | AuditCanaryManifest = from_json(
-        AuditCanaryManifest if coined else ExposureCanaryManifest, raw, str(path), private=True
-    )
-    return manifest
+    if isinstance(raw, dict) and raw.get("schema_version") == AUDIT_VERSION:
+        return from_json(AuditCanaryManifest, raw, str(path), private=True)
+    return from_json(ExposureCanaryManifest, raw, str(path), private=True)
 
 
 def read_exposure_canary_manifest(path: Path) -> ExposureCanaryManifest:
