@@ -309,6 +309,8 @@ def _prepare_audit(planned: PlannedAudit, folder: RunFolder) -> Audit:
     selection = planned.selection
     site.train_lab_models(row.defense for row in selection.rows)
     benchmark = site.benchmark
+    if planned.stops:
+        stopping.refuse_dependent_secrets(build_secret_table(benchmark.secrets))
     if site.attacked_adapter_base_name and site.reference_model is None:
         # Select again: only now the adapter's base is known to be no reference.
         selection = select_plugins(site)

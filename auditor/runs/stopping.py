@@ -21,6 +21,7 @@ from auditor.core.nouns import UNDEFENDED, CellKey, Query, Secret
 from auditor.core.plan_parts import DECIDED, AttackPlan
 from auditor.core.result import Finding, StoppedEarly
 from auditor.core.secret_randomness import make_keyed_generator
+from auditor.core.secret_table import SecretTable
 from auditor.gate.policy import NOTHING, Policy, Required, Rule
 from auditor.plugins.attack import Attack, CorpusAttack
 from auditor.plugins.probe import Probe
@@ -139,6 +140,17 @@ class StoppingRule:
         return StoppedEarly(n_before, len(order), reason or "all that there are"), {
             item.id for item in order[:n_before]
         }
+
+
+def refuse_dependent_secrets(secrets: SecretTable) -> None:
+    """Raise AuditError if secrets share a record or a person: betting needs independent secrets."""
+    for column, group in (("document", "records"), ("user", "people")):
+        origins = [origin for origin in secrets.list_values(column) if origin is not None]
+        if len(set(origins)) < len(origins):
+            raise AuditError(
+                "expected independent secrets with --until, whose intervals are too narrow for "
+                f"others, got {len(origins):,} of {len(set(origins)):,} {group}"
+            )
 
 
 def bound_stopped_finding(finding: Finding, row: ValuesBySecret, stopped: StoppedEarly) -> Finding:

@@ -15,11 +15,12 @@ import pytest
 from auditor.cli import run_command_line
 from auditor.conclusions.outcomes import ValuesBySecret, read_run_outcomes
 from auditor.core.errors import AuditError
-from auditor.core.nouns import CellKey
+from auditor.core.nouns import CellKey, Secret
 from auditor.core.plan import Plan
+from auditor.core.secret_table import build_secret_table
 from auditor.gate.policy import Required, Rule
 from auditor.records.folder import RunFolder
-from auditor.runs.stopping import StoppingRule
+from auditor.runs.stopping import StoppingRule, refuse_dependent_secrets
 from auditor.statistics.anytime import yield_look_sizes
 from tests.conftest import check_command, fits_schema, save_tiny
 
@@ -359,6 +360,20 @@ def test_secrets_are_asked_in_an_order_of_the_seed_in_portions_of_no_ones_choice
     assert sorted(order(0, items)) == [one.id for one in items]
     fewer = items[::3]
     assert order(0, fewer) == [id for id in order(0, items) if id in {one.id for one in fewer}]
+
+
+def test_dependent_secrets_are_not_bet_on(
+    inputs: Path, audit: Audit, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"prefix": f"row {i} is", "suffix": "nope", "who": i // 2} for i in range(90)]
+    (inputs / "people.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    until = ["--until", "recall ± 12%", "--user-column", "who"]
+    assert audit("no", *until, data="people") == 2
+    assert "expected independent secrets with --until" in capsys.readouterr().err
+    parts = [Secret(f"{i}", (1,), (2,), document="a") for i in range(3)]
+    with pytest.raises(AuditError, match="got 3 of 1 records"):
+        refuse_dependent_secrets(build_secret_table(parts))
+    refuse_dependent_secrets(build_secret_table(parts[:1]))
 
 
 def test_the_plan_reads_an_interval() -> None:
