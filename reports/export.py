@@ -90,7 +90,8 @@ def _list_finding_values(result: AuditResult, f: Finding) -> tuple[Value, ...]:
     target = phrases.find_reported_target(result, f.target)
     perplexity, claim = (target.perplexity, target.claim) if target else (None, None)
     run = (result.benchmark.name, result.seed, result.name, *f.cell_key)
-    cost = (perplexity.value if perplexity else None, f.drawn, f.rows, f.seconds)
+    counted = (f.drawn, f.rows) if f.drawn or f.rows else (None, None)  # not of probes
+    cost = (perplexity.value if perplexity else None, *counted, f.seconds or None)
     about = (*run, f.decoding, json.dumps(f.options), *cost, f.claim_applies, f.claim_reason)
     if claim is None:
         return (*about, *(None,) * len(_CLAIM))

@@ -73,23 +73,21 @@ def _describe_least_leaking(f: Frontier, points: Sequence[FrontierPoint]) -> str
     for p in points:
         (least if p.least else worse).append(p)
     first, *equal = sorted(least, key=lambda p: p.leak.value)
-    undefended = ""
-    if first is not base:
-        undefended = f"; undefended {phrases.format_measurement_value(base.leak)}"
-    number = f"({phrases.format_measurement_value(first.leak)}{undefended})"
-    if not equal:
-        rest = (
-            f"{_format_defense_models(worse)} {'is' if len(worse) == 1 else 'are'} "
-            "shown to leak more"
+    undefended = f"undefended ({phrases.format_measurement_value(base.leak)})"
+    lowest = f"{first.label} ({phrases.format_measurement_value(first.leak)})"
+    if base.least:
+        sentence = f"no defense is shown to leak less than {undefended}"
+        if first is not base:
+            sentence += f"; lowest: {lowest}"
+    elif equal:
+        sentence = (
+            f"defenses are shown to leak less than {undefended}; lowest: {lowest}, not "
+            f"significantly below {_format_defense_models(equal)}"
         )
-        return f"{first.label} leaks least {number}: {rest}"
-    verb = "does" if len(equal) == 1 else "do"
-    same = f"{_format_defense_models(equal)} {verb} not differ significantly from it"
-    sentence = f"{first.label} measures least {number}; {same}"
-    if base in least:
-        sentence += ", so that no defense is shown to help there"
-    if worse:
-        sentence += f"; shown to leak more than the least: {_format_defense_models(worse)}"
+    else:
+        sentence = f"{lowest} leaks least, less than {undefended}"
+    if others := [p for p in worse if p is not base]:
+        sentence += f"; shown to leak more than the lowest: {_format_defense_models(others)}"
     return sentence
 
 
@@ -116,16 +114,13 @@ def _format_defense_models(points: Sequence[FrontierPoint]) -> str:
 
 
 def _describe_frontier_basis(f: Frontier) -> str:
-    """State how many secrets, seeds and models were compared, and by which statistical test."""
+    """State how many secrets, seeds and models were compared."""
     seeds = ""
     if len(f.seeds) > 1:
         seeds = f", the mean over seeds {', '.join(map(str, f.seeds))}"
     models = format_count(sum(p.within == "shown" for p in f.points), "model")
     secrets = format_count(f.points[0].leak.n, "secret")
-    return (
-        f"{secrets} attacked on every model{seeds}; {models} within. "
-        f"{_describe_comparison_method(f)}"
-    )
+    return f"{secrets} attacked on every model{seeds}; {models} within."
 
 
 def _describe_comparison_method(f: Frontier) -> str:
@@ -326,7 +321,8 @@ def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Pa
     alt = escaping.make_printable_line(" ".join(map(describe_frontier, frontiers)))
     texts = {
         ".md": f"![{escaping.escape_for_markdown(alt)}]({NAME}.svg)\n\n"
-        + "\n".join(map(tables.render_markdown_table, grids)),
+        + "\n".join(map(tables.render_markdown_table, grids))
+        + f"\n{_describe_comparison_method(frontiers[0])}\n",
         ".csv": render_frontier_csv(frontiers),
         ".tex": tables.LATEX_GAP.join(map(tables.render_latex_table, grids)),
         ".json": json.dumps(to_json(list(frontiers)), indent=1, allow_nan=False) + "\n",

@@ -241,7 +241,11 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
         for note in (f"{f.attack}: {options}" if options else "", *remarks):
             if note and note not in of_targets:
                 noted.setdefault(note, []).append(title)
-        cost = (f"{f.drawn:,}", f"{f.rows:,}", phrases.format_duration(f.seconds))
+        cost = [phrases.NOTHING] * 3  # nothing is counted for probes
+        if f.drawn or f.rows:
+            cost[:2] = f"{f.drawn:,}", f"{f.rows:,}"
+        if f.seconds and not f.not_applicable:
+            cost[2] = phrases.format_duration(f.seconds)
         costs.append((phrases.title_row(result, f), f.attack, *cost))
     head = ("Target", "Attack", "Tokens drawn", "Forward rows", "Time")
     yield make_table("rows-table", "Cost of each configuration", head, costs, {2, 3, 4})

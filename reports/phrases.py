@@ -142,7 +142,7 @@ def _typeset_minus(number: str) -> str:
 
 def format_interval(m: Measurement) -> str:
     """Return the interval of a measurement: `[46–57]`, `[−52 to −41]`, `[10.9–11.5]`."""
-    if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count":
+    if math.isnan(m.low) or math.isnan(m.high) or m.unit == "count" or math.isinf(m.low):
         return NOTHING
     ends = [format_number(m.low, "#"), format_number(m.high, "#")]
     if m.unit in metrics.SHARES:
@@ -170,9 +170,11 @@ def format_value(m: Measurement | None) -> str:
 
 
 def format_measurement_value(m: Measurement | None) -> str:
-    """Return a value with its interval: `52% [46–57]` or `11.2 [10.9–11.5]`."""
+    """Return a value with its interval: `52% [46–57]`, `11.2 [10.9–11.5]`, `3 points [1 to 5]`."""
     if m is None or format_interval(m) == NOTHING:
         return format_value(m)
+    if metrics.find_metric(m.name).signed and m.unit in metrics.SHARES:
+        return format_difference(m)
     return f"{format_value(m)} {format_interval(m)}"
 
 

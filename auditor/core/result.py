@@ -194,7 +194,7 @@ class Finding:
         not_applicable: reason if nothing was measured; otherwise "".
         notes: remarks for readers.
         violations: observed violations of the claim, one sentence each.
-        seconds: duration.
+        seconds: duration; 0 if unknown, because earlier sessions gave some of the answers.
         drawn: number of tokens drawn from the target.
         samples: number of samples drawn for each prefix. It is 0 if no samples were drawn, or if a
             soft prompt preceded the prefix.

@@ -164,6 +164,8 @@ class Cell(TargetRun, ABC):
         A finding is the result of one cell. The results per secret are added to the collector.
         """
         start = time.perf_counter()
+        folder = self.audit.folder
+        is_resumed = any(j.finished_secrets(self.key) for j in (folder.guesses, folder.observations))
         blank = self._build_finding()
         try:
             check_method_applies(self.method, self.target, self.view, self.audit)
@@ -178,6 +180,8 @@ class Cell(TargetRun, ABC):
         if stopped := self.collector.stopped.get(self.key):
             row = self.collector.rows[self.key]
             finding = stopping.bound_stopped_finding(finding, row, stopped)
+        if is_resumed:
+            return finding  # the time of its earlier answers is unknown
         return dataclasses.replace(finding, seconds=time.perf_counter() - start)
 
     @abstractmethod

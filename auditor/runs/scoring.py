@@ -469,7 +469,7 @@ def doubt_if_members_likelier(
         Doubt(
             "likelihood",
             f"{title}: members' true tokens are more likely than non-members', by {gap:.2f} nats a "
-            f"token (at least {least:.2f}): the model knows members that no attack extracted, or "
+            f"token (at least {least:.2f}): the model knows more than was extracted, or "
             f"the two kinds of records differ; {advice}.",
         ),
     )

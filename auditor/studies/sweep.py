@@ -18,7 +18,7 @@ from auditor.conclusions.replicates import Replicates, Runs, read_replicates
 from auditor.core import disk, locks
 from auditor.core.errors import AuditError
 from auditor.core.jsonable import from_json, read_json_object, write_json
-from auditor.core.plan import IN_FILE, Plan
+from auditor.core.plan import FIELDS, IN_FILE, Plan
 from auditor.core.plan_parts import LOCAL
 from auditor.core.result import Frontier, Measurement
 from auditor.engines.ray_engine import make_engine
@@ -353,13 +353,14 @@ def build_sweep_table(
         for end in ("", "_low", "_high"):
             bounds.append(f"{name}{end}")
     # As `numbers` of a row: columns, then the difference.
-    heads = (*columns.values(), "Δ recall to first")
+    heads = (*columns.values(), "Δ recall to first row")
     # Columns shown to readers; files contain all.
     filled = [i for i in range(len(heads)) if any(row.numbers[i] for row in rows)]
     terminal_rows = []
+    for row, name in _name_distinct_rows(rows):
+        terminal_rows.append(row.terminal_cells(name, several, filled))
     machine_rows = []
     for row in rows:
-        terminal_rows.append(row.terminal_cells(several, filled))
         machine_rows.append(row.machine_readable_cells(keys))
     return tables.RowTable(
         title,
@@ -418,13 +419,25 @@ class _SweepTableRow:
     def seeds_label(self) -> str:
         return format_study_seed_ranges(sorted(self.cell.measured))
 
-    def terminal_cells(self, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
+    @property
+    def own_point(self) -> str:
+        """The point's name, with `any` for options of defenses and attacks that the row does not
+        use.
+        """
+        used = {"", self.cell.target, self.cell.attack, *FIELDS}
+        at = dict(self.point.at)
+        for key in self.point.at:
+            if self.cell.target and key.rpartition(".")[0] not in used:  # "": the point failed
+                at[key] = "any"
+        return name_grid_point(self.point.variant, at)
+
+    def terminal_cells(self, name: str, several: bool, filled: Sequence[int]) -> tuple[str, ...]:
         """Return the cells of this row for readers.
 
-        several: whether the table has a column for target and setting. filled: indices of the
-        numbers to show; a column without numbers is left out.
+        name: name of the point. several: whether the table has a column for target and setting.
+        filled: indices of the numbers to show; a column without numbers is left out.
         """
-        cells = [name_grid_point(self.point.variant, self.point.at) or "plan"]
+        cells = [name or "plan"]
         if several:
             cells.append(", ".join(filter(None, (self.cell.target, self.cell.setting))))
         cells.append(self.cell.attack)
@@ -442,6 +455,26 @@ class _SweepTableRow:
         at = map(self.point.at.get, keys)
         cell = (self.cell.target, self.cell.setting, self.cell.attack)
         return (self.point.variant, *at, *cell, self.seeds_label, n, *bounds, self.failure)
+
+
+def _name_distinct_rows(rows: Sequence[_SweepTableRow]) -> Iterator[tuple[_SweepTableRow, str]]:
+    """Yield rows and the names of their points: equal rows, such as the undefended model's at each
+    point of a defense, once.
+    """
+    groups: dict[tuple[str, ...], list[_SweepTableRow]] = {}
+    for row in rows:
+        key = (row.own_point, row.cell.target, row.cell.setting, row.cell.attack)
+        groups.setdefault(key, []).append(row)
+    for (own_point, *_), group in groups.items():
+        # The difference from the first row is the last number; the first row has none.
+        results = set()
+        for row in group:
+            results.add((row.numbers[:-1], row.failure))
+        if len(group) > 1 and len(results) == 1:
+            yield group[0], own_point
+        else:
+            for row in group:
+                yield row, name_grid_point(row.point.variant, row.point.at)
 
 
 def _build_sweep_table_rows(

@@ -51,10 +51,9 @@ def test_a_clear_winner() -> None:
         point("Public model", 4.9, 0.0),
     )
     assert (
-        "at perplexity within 10% of undefended, Goldfish, k 3 leaks least (1.0% [0.0–3.0]; "
-        "undefended 30% " in said
+        "at perplexity within 10% of undefended, Goldfish, k 3 (1.0% [0.0–3.0]) leaks least, "
+        "less than undefended (30% " in said
     )
-    assert said.endswith("Undefended is shown to leak more.")
     assert "Public" not in said
 
 
@@ -64,12 +63,13 @@ def test_a_tie_names_whoever_cannot_be_told_apart_by_defense_and_setting() -> No
         point("Goldfish, k 3", 1.02, 0.01, True),
         point("Goldfish, k 4", 1.01, 0.02, True),
         point("Dedup", 1.0, 0.03, True),
+        point("Full", 1.0, 0.2, False),
         point("Mixing, weight 0.9", 1.1, 0.0),
     )
-    assert "Goldfish, k 3 measures least (" in said
+    assert "defenses are shown to leak less than undefended (30% [" in said
     assert (
-        "); Goldfish (k 4) and Dedup do not differ significantly from it; shown to leak more than "
-        "the least: Undefended." in said
+        "lowest: Goldfish, k 3 (1.0% [0.0–3.0]), not significantly below Goldfish (k 4) and "
+        "Dedup; shown to leak more than the lowest: Full." in said
     )
     assert said.endswith("Neither shown to be within 10% nor beyond: Mixing (weight 0.9).")
 
@@ -80,9 +80,10 @@ def test_where_undefended_is_among_the_least_no_defense_is_said_to_help() -> Non
         point("Dedup", 1, 0.28, True),
         point("Mixing", 1.05, 0.29, True),
     )
-    assert "so that no defense is shown to help there" in said and "leaks least" not in said
+    assert "no defense is shown to leak less than undefended (30% [" in said
+    assert "; lowest: Dedup (28% [" in said and "leaks least" not in said
     itself = told(point("Undefended", 1, 0.2, True), point("Dedup", 1, 0.28, True))
-    assert "Undefended measures least (20% [18–22]); Dedup does not" in itself
+    assert itself.endswith("no defense is shown to leak less than undefended (20% [18–22]).")
 
 
 def test_nobody_within() -> None:
@@ -138,7 +139,7 @@ def test_reports_show_it(result: AuditResult) -> None:
     assert len(plots) == 2
     for plot in plots:
         # for who cannot see it
-        assert "leaks least (1.0% " in plot.partition("<desc")[2].partition("</desc>")[0]
+        assert "(1.0% [0.0–3.0]) leaks least" in plot.partition("<desc")[2].partition("</desc>")[0]
         assert not re.search(r"#[0-9a-f]{6}\b", plot) and len(plot.encode()) < 60_000
         assert all(
             name in plot
@@ -166,7 +167,7 @@ def test_files_parse_back(tmp_path: Path) -> None:
     svg = (tmp_path / "frontier.svg").read_text(encoding="utf-8")
     assert (
         '<svg role="img" aria-labelledby="alt"' in svg
-        and "leaks least (1.0% " in svg
+        and "(1.0% [0.0–3.0]) leaks least" in svg
         and "#0102" not in svg
     )
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")

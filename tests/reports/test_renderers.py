@@ -138,7 +138,7 @@ def test_a_probe_shows_its_own_number_where_an_attack_shows_recall(with_probe: A
         "extraction-probability",
         "chance per sample 31% [27–35]",
         "<0.01% [0.00–4.00]",
-        "31% [26–36]",
+        "31 points [26–36]",
     )
     text = "".join(Page(html.render_html_report(with_probe)).text)
     for cell in row:

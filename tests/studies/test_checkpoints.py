@@ -34,3 +34,26 @@ def test_a_grid_over_parts_of_records_says_that_its_intervals_are_too_narrow() -
         cells = (Replicates("undefended", "white-box", "a", measured=measured),)
         table = build_sweep_table("grid", [StudyPoint("", {}, ("a",), cells)])
         assert ("parts of records, taken as independent" in table.note) == is_told
+
+
+def test_a_row_that_does_not_use_a_swept_option_appears_once() -> None:
+    """The undefended model stood at each point of a defense; a fallen point must not merge."""
+    points = []
+    for weight, value in ((0.5, 2.0), (0.9, 3.0)):
+        cells = [cell("exposure", 9.0)]
+        measured = {0: {METRIC: Measurement(METRIC, value, 0.5, 9.0, 30, "bits")}}
+        cells.append(Replicates("uniform-mixing", "white-box", "exposure", measured=measured))
+        at = {"uniform-mixing.weight": weight}
+        points.append(StudyPoint("", at, ("exposure",), tuple(cells)))
+    for weight in (0.1, 0.2):
+        at = {"uniform-mixing.weight": weight}
+        points.append(StudyPoint("", at, ("exposure",), failure="expected more"))
+    table = build_sweep_table("grid", points)
+    assert [row[:2] for row in table.rows] == [
+        ("uniform-mixing.weight=any", "undefended, white-box"),
+        ("uniform-mixing.weight=0.5", "uniform-mixing, white-box"),
+        ("uniform-mixing.weight=0.9", "uniform-mixing, white-box"),
+        ("uniform-mixing.weight=0.1", ""),
+        ("uniform-mixing.weight=0.2", ""),
+    ]
+    assert len(table.machine_rows) == 6
