@@ -18,7 +18,7 @@ import typer
 
 from auditor.commands import console
 from auditor.core import disk
-from auditor.core.errors import AuditError
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.python_files import add_script_folder, load_python_file
 
 
@@ -59,10 +59,10 @@ def dp_loop(
         raise AuditError(f"expected --minutes above 0 and below 10,000, got {minutes:g}")
     console.silence_libraries()
     from auditor.crash import report
-    from auditor.crash.checks import refuse_unknown_crash_test_checks
+    from auditor.crash.checks import CHECKS
     from auditor.crash.trial import crash_test
 
-    refuse_unknown_crash_test_checks(check or ())
+    refuse_unknown_names("check", check or (), CHECKS)
     loop_function = _load_dp_loop_training_function(script, function)
     with (
         _kill_process_if_block_exceeds(

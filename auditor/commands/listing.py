@@ -7,11 +7,12 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from typing import Any
 
 from rich.text import Text
 
-from auditor.core.errors import make_unknown_name_error
+from auditor.core.errors import refuse_unknown_names
 from auditor.plugins.options import (
     describe_plugin,
     get_option_defaults,
@@ -124,10 +125,7 @@ def list_detail_lines(found_plugins: Found, name: str) -> Iterator[Text]:
     Raise AuditError if no plug-in has the name.
     """
     matches = [(kind, plugins[name]) for kind, plugins in found_plugins.items() if name in plugins]
-    if not matches:
-        raise make_unknown_name_error(
-            "plug-in", name, dict.fromkeys(n for plugins in found_plugins.values() for n in plugins)
-        )
+    refuse_unknown_names("plug-in", [name], chain.from_iterable(found_plugins.values()))
     for i, (kind, cls) in enumerate(matches):
         if i:
             yield Text()

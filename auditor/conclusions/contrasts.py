@@ -18,7 +18,7 @@ import numpy as np
 
 from auditor.conclusions.replicates import Replicates
 from auditor.core.arrays import Bools, Floats
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.result import Measurement
 from auditor.core.secret_table import STRINGS
 from auditor.statistics import bootstrap, metrics
@@ -306,10 +306,6 @@ def _measure_unpaired_contrast(
 
 def _find_replicate_measurement(part: WeightedMetric, seed: int) -> Measurement:
     measurements = part.cell.measured[seed]
-    if part.metric not in measurements:
-        raise make_unknown_name_error(
-            f"metric of {part.cell.attack} on {part.cell.target}:",
-            part.metric,
-            {*measurements, *(m.name for m in metrics.METRICS if m.is_of_member_guesses)},
-        )
+    kind = f"metric of {part.cell.attack} on {part.cell.target}:"
+    refuse_unknown_names(kind, [part.metric], measurements)
     return measurements[part.metric]

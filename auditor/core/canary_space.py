@@ -16,7 +16,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 
 CHARACTERS: Mapping[str, str] = {
     "digits": string.digits,
@@ -86,10 +86,8 @@ class CanarySpace:
         """
         name, _, count = slot.partition(":")
         words = dict(self.lists).get(name)
-        if words is None and name not in CHARACTERS:
-            raise make_unknown_name_error(
-                f"slot in the format {self.format!r}:", name, {*CHARACTERS, *dict(self.lists)}
-            )
+        known = {*CHARACTERS, *dict(self.lists)}
+        refuse_unknown_names(f"slot in the format {self.format!r}:", [name], known)
         # int() accepts too much: "+5", "1_0" and the digits of other scripts.
         if not re.fullmatch("[0-9]{1,4}", count or "1") or not 1 <= int(count or "1") <= _LONGEST:
             raise AuditError(

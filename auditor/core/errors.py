@@ -28,19 +28,21 @@ class TargetLacks(NotApplicable):
     """Error if the target lacks an ability that the attack needs; other targets may have it."""
 
 
-def make_unknown_name_error(kind: str, name: str, known: Iterable[str]) -> AuditError:
-    """Return the error for an unknown name.
+def refuse_unknown_names(kind: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise AuditError for the first of `names` that is not in `known`.
 
-    The message suggests the closest known name, or lists all names if none is close. `kind` is the
-    noun that precedes the name in the message.
+    The message suggests the closest known name, or lists all known names if none is close. `kind`
+    is the noun that precedes the name in the message.
     """
-    names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    if near:
-        hint = f"did you mean {near[0]!r}?"
-    else:
-        hint = f"known: {', '.join(names) or 'none'}"
-    return AuditError(f"unknown {kind} {name!r}; {hint}")
+    known = sorted(set(known))
+    for name in names:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            if near:
+                hint = f"did you mean {near[0]!r}?"
+            else:
+                hint = f"known: {', '.join(known) or 'none'}"
+            raise AuditError(f"unknown {kind} {name!r}; {hint}")
 
 
 # Errors of a path: full, read-only, not permitted, of the wrong type.

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 from scipy import stats
 
-from auditor.core.errors import make_unknown_name_error
 from auditor.crash.checks_of_bypasses import (
     check_batch_dependence,
     check_empty_batch_noise,
@@ -60,13 +59,6 @@ def run_all_crash_test_checks(runs: WatchedTrainings) -> list[LoopCheck]:
     """Run every check on these trainings, and return the results in the order of the report."""
     whitened = whiten_unequal_noise(runs)
     return [replace(check(whitened), name=name) for name, check in CHECKS.items()]
-
-
-def refuse_unknown_crash_test_checks(names: Iterable[str]) -> None:
-    """Raise AuditError for the first name that no check has."""
-    for name in names:
-        if name not in CHECKS:
-            raise make_unknown_name_error("check", name, CHECKS)
 
 
 def check_repeated_reads(runs: WatchedTrainings) -> LoopCheck:

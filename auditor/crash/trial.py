@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from auditor.core.errors import AuditError
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.crash import checks_of_sensitivity, trainers, training_specimen
 from auditor.crash.checks import (
+    CHECKS,
     OWN_GRADIENT,
-    refuse_unknown_crash_test_checks,
     run_all_crash_test_checks,
 )
 from auditor.crash.checks_of_company import measure_reach_share
@@ -119,7 +119,7 @@ class CrashTest:
 
         Raise AuditError for an unknown name.
         """
-        refuse_unknown_crash_test_checks(names)
+        refuse_unknown_names("check", names, CHECKS)
         checks = tuple(check for check in self.checks if check.name in names or not names)
         return replace(self, checks=checks)
 

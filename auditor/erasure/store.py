@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from auditor.core.arrays import Floats
-from auditor.core.errors import AuditError, make_unknown_name_error, wrap_library_errors
+from auditor.core.errors import AuditError, refuse_unknown_names, wrap_library_errors
 from auditor.erasure.encodings import OVERLAP
 from auditor.erasure.layers import Layer, Piece
 from auditor.erasure.windows import TEXT, VECTORS, WORDS
@@ -239,8 +239,7 @@ def find_store_kind(argument: str) -> tuple[type[Store], str]:
         if prefix in kind.schemes and rest.startswith("//"):
             return kind, argument
     if colon and not Path(argument).exists():
-        if prefix not in kinds:
-            raise make_unknown_name_error("store", prefix, kinds)
+        refuse_unknown_names("store", [prefix], kinds)
         path = Path(rest)
     else:
         prefix = ""

@@ -15,7 +15,7 @@ from functools import partial
 from auditor.conclusions import outcomes
 from auditor.conclusions.outcomes import RunOutcomes
 from auditor.core.counts import format_count
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.nouns import CellKey
 from auditor.core.result import Finding, Measurement
 from auditor.gate.comparability import check_comparable
@@ -89,9 +89,7 @@ def compare_finished_runs(runs: Sequence[RunOutcomes], metrics: Sequence[str] = 
             findings.setdefault(finding.cell_key, [None] * len(runs))[i] = finding
             for m in finding.measurements:
                 known.add(m.name)
-    for name in metrics:
-        if name not in known:
-            raise make_unknown_name_error("metric", name, known)
+    refuse_unknown_names("metric", metrics, known)
     lines = list[ComparisonRow]()
     for cell, cell_findings in findings.items():
         lines += _compare_cell(runs, cell, cell_findings, metrics)

@@ -21,7 +21,7 @@ from functools import partial
 from auditor.conclusions import claims, outcomes
 from auditor.conclusions.outcomes import RunOutcomes, ValuesBySecret
 from auditor.conclusions.signals import assess_leak_signals
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.result import Audited, AuditResult, Finding, Measurement
 from auditor.gate import attest, objections, required_coverage
@@ -195,10 +195,9 @@ def check_rule_metrics(rules: Sequence[Rule], measured: Collection[str] = ()) ->
     This catches a mistyped metric. `measured` holds the names of metrics that plug-ins measured.
     """
     for rule in rules:
-        if not is_builtin_metric(rule.metric) and rule.metric not in measured:
-            raise make_unknown_name_error(
-                "metric", rule.metric, {metric.name for metric in METRICS}.union(measured)
-            )
+        if not is_builtin_metric(rule.metric):
+            known = {metric.name for metric in METRICS}.union(measured)
+            refuse_unknown_names("metric", [rule.metric], known)
 
 
 def check_ruled_rows_exist(policy: Policy, rows: Collection[CellKey]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from auditor.conclusions.disagreements import has_unlike_nonmembers
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.nouns import UNDEFENDED, CellKey
 from auditor.core.plan_parts import name_deployed_form
 from auditor.core.result import AuditResult, Finding
@@ -18,9 +18,8 @@ from auditor.statistics.roc import AUC
 
 def check_rule_scope_names_exist(scope: Sequence[str | None], rows: Collection[CellKey]) -> None:
     for i, (kind, name) in enumerate(zip(("target", "setting", "attack"), scope, strict=True)):
-        known = {row[i] for row in rows}
-        if name is not None and name not in known:
-            raise make_unknown_name_error(kind, name, known)
+        if name is not None:
+            refuse_unknown_names(kind, [name], [row[i] for row in rows])
 
 
 def list_judged_targets(result: AuditResult, rule: Rule) -> list[str]:

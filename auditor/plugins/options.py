@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 
 Plugin = TypeVar("Plugin")
 ENTRY_POINTS = "audit.plugins"  # other distributions name their plug-ins here
@@ -92,15 +92,12 @@ def build_plugin(
     `kind` is a noun such as attack or defense, and `known` maps names to plug-ins. If the name is
     unknown, raise AuditError with the closest known name.
     """
-    if name not in known:
-        raise make_unknown_name_error(kind, name, known)
+    refuse_unknown_names(kind, [name], known)
     cls = known[name]
     hints = _resolve_annotations(cls)
-    fields = set(get_option_defaults(cls))
+    refuse_unknown_names(f"option of {kind} {name}:", options, get_option_defaults(cls))
     values = {}
     for option, value in options.items():
-        if option not in fields:
-            raise make_unknown_name_error(f"option of {kind} {name}:", option, fields)
         values[option] = parse_plugin_option_value(f"{name}.{option}", hints[option], value)
     return cls(**values)
 

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from auditor.core.arrays import Floats
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.privacy.accounting import (
     compute_rdp_budget,
     convert_rdp,
@@ -180,8 +180,7 @@ def compute_sound_query_rdp(
     members = require_count("members", members, 1)
     require_nonnegative("radius", radius)
     require_nonnegative("cap", cap)
-    if adjacency not in get_args(Adjacency):
-        raise make_unknown_name_error("adjacency", adjacency, get_args(Adjacency))
+    refuse_unknown_names("adjacency", [adjacency], get_args(Adjacency))
     if q == 0 or radius == 0 or cap == 0:  # every token is drawn from the public distribution
         return 0.0
     if adjacency == "add_remove":

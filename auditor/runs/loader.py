@@ -16,7 +16,7 @@ from auditor.benchmarks.lab.lab import REFERENCES, Lab
 from auditor.benchmarks.lab.lab_recipe import BaseLabRecipe
 from auditor.benchmarks.lab.real_lab import RealLab
 from auditor.core import safe_mode
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import Tokens
 from auditor.core.plan import Plan, format_field_flag, list_ruled_fields
@@ -122,9 +122,7 @@ def build_lab_recipe(plan: Plan) -> BaseLabRecipe:
     fields |= {name: length for name, length in lengths.items() if length is not None}
     kind = LABS[plan.target.lab].recipe_kind
     default = to_json(kind())
-    for name in fields:
-        if name not in default:
-            raise make_unknown_name_error("field of lab_recipe:", name, default)
+    refuse_unknown_names("field of lab_recipe:", fields, default)
     recipe = from_json(kind, {**default, **fields}, "lab_recipe")
     recipe.check()
     return recipe

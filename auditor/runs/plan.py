@@ -22,11 +22,11 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.jsonable import from_json
 from auditor.core.plan import FIELDS, IN_FILE, Plan
 from auditor.core.plan_fields import AUTO, Options
@@ -44,9 +44,8 @@ def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
         raise AuditError(f"cannot read the plan {str(path)!r}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise AuditError(f"{path} is not TOML: {error}") from error
+    refuse_unknown_names(f"field in {path}:", values, (*IN_FILE, *extra))
     for name, value in values.items():
-        if name not in (*IN_FILE, *extra):
-            raise make_unknown_name_error(f"field in {path}:", name, {*IN_FILE, *extra})
         check_plan_field_type(name, value)
     return values
 
@@ -109,8 +108,8 @@ def parse_plugin_options(flag: str, items: Sequence[str], known: Sequence[str]) 
         if not separator or not name:
             raise AuditError(f"expected {flag} [name.]option=value, got {item!r}")
         plugin, dot, option = name.rpartition(".")
-        if dot and plugin not in known:
-            raise make_unknown_name_error(f"name in {flag} {item}:", plugin, known)
+        if dot:
+            refuse_unknown_names(f"name in {flag} {item}:", [plugin], known)
         options.setdefault(plugin, {})[option] = value
     return options
 
@@ -153,10 +152,8 @@ def refuse_unused_options(flag: str, options: Options, fields: Mapping[str, Sequ
         options: the given options, keyed by plug-in; those that name no plug-in have the key "".
         fields: option names of each chosen plug-in.
     """
-    known = sorted({option for names in fields.values() for option in names})
-    for option in options.get("", {}):
-        if option not in known:
-            raise make_unknown_name_error(f"option in {flag}:", option, known)
+    known = chain.from_iterable(fields.values())
+    refuse_unknown_names(f"option in {flag}:", options.get("", {}), known)
     for plugin in options:
         if plugin and plugin not in fields:
             raise AuditError(
@@ -303,8 +300,7 @@ def _build_point_plan(base: Values, overrides: Values, at: Values, seed: int) ->
 def _set_swept_value(plan: Values, key: str, value: Any) -> None:
     head, dot, rest = key.partition(".")
     if not dot:
-        if key not in IN_FILE or key == "seed":
-            raise make_unknown_name_error("plan field in the sweep:", key, set(IN_FILE) - {"seed"})
+        refuse_unknown_names("plan field in the sweep:", [key], set(IN_FILE) - {"seed"})
         plan[key] = [value] if key in _LISTS and not isinstance(value, list) else value
         check_plan_field_type(key, plan[key])
     elif head in _TABLES:
@@ -357,11 +353,9 @@ def _check_variants(variants: Any) -> list[tuple[str, Values]]:
         fields = dict(variant)
         name = fields.pop("name")
         named_variants.append((name, fields))
+        known = {*IN_FILE, "sweep"} - {"seed"}
+        refuse_unknown_names(f"field of variant {name!r}:", fields, known)
         for key, value in fields.items():
-            if key == "seed" or key not in (*IN_FILE, "sweep"):
-                raise make_unknown_name_error(
-                    f"field of variant {name!r}:", key, set(IN_FILE) - {"seed"}
-                )
             check_plan_field_type(key, value)
     return named_variants or [("", {})]
 
@@ -379,9 +373,8 @@ def _check_options_are_used(base: Values, variants: Sequence[tuple[str, Values]]
         used: set[str] = set()
         for _, fields in variants:
             used.update(fields.get(kind) or base.get(kind) or [])
-        for plugin in base.get(f"{kind}_options", {}):
-            if plugin and plugin not in used:
-                raise make_unknown_name_error(f"{kind} in {kind}_options:", plugin, used)
+        plugins = filter(None, base.get(f"{kind}_options", {}))
+        refuse_unknown_names(f"{kind} in {kind}_options:", plugins, used)
 
 
 # --- flags ---

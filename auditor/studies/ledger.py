@@ -24,7 +24,7 @@ from typing import Any
 
 from auditor.conclusions.contrasts import WeightedMetric, measure_seed_contrast
 from auditor.conclusions.replicates import Replicates
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.result import Measurement
 from auditor.statistics.metrics import find_metric
 
@@ -170,9 +170,7 @@ def parse_paper_claim_statements(
 def _parse_paper_claim_statement(raw: Mapping[str, Any], where: str) -> PaperClaimStatement:
     known = ("id", "text", "paper", "metric", "of", "minus", "expect", "scale", "note")
     where = f"{where}: claim {raw.get('id', '?')!r}"
-    for name in raw:
-        if name not in known:
-            raise make_unknown_name_error(f"field of {where}:", name, known)
+    refuse_unknown_names(f"field of {where}:", raw, known)
     for name in ("id", "text", "paper", "of", "expect"):
         if name not in raw:
             raise AuditError(f"{where}: missing field {name!r}")
@@ -316,16 +314,15 @@ def list_swept_options(points: Sequence[StudyPoint]) -> list[str]:
 
 
 def _find_term_points(term: Term, points: Sequence[StudyPoint], id: str) -> list[StudyPoint]:
-    variants = {point.variant for point in points}
-    if term.variant is not None and term.variant not in variants:
-        raise make_unknown_name_error(f"variant in claim {id!r}:", term.variant, variants)
+    if term.variant is not None:
+        variants = [point.variant for point in points]
+        refuse_unknown_names(f"variant in claim {id!r}:", [term.variant], variants)
     matching = [point for point in points if term.variant in (None, point.variant)]
     swept = list_swept_options(points)
     for key, value in term.at.items():
         if key == "at" and len(swept) == 1:
             key = swept[0]
-        if key not in swept:
-            raise make_unknown_name_error(f"swept key in claim {id!r}:", key, swept)
+        refuse_unknown_names(f"swept key in claim {id!r}:", [key], swept)
         values = list(dict.fromkeys(point.at[key] for point in points if key in point.at))
         # In the order of the plan's sweep, not by size.
         indices = {"first": 0, "middle": len(values) // 2, "last": -1}
@@ -343,8 +340,8 @@ def _find_term_attack(term: Term, point: StudyPoint, id: str) -> str:
         raise AuditError(
             f"claim {id!r}: {point.variant!r} runs {', '.join(point.attacks)}; name one of them"
         )
-    if attack is not None and attack not in point.attacks:
-        raise make_unknown_name_error(f"attack in claim {id!r}:", attack, point.attacks)
+    if attack is not None:
+        refuse_unknown_names(f"attack in claim {id!r}:", [attack], point.attacks)
     return attack or point.attacks[0]
 
 

@@ -25,7 +25,7 @@ from auditor.benchmarks.data.columns import read_data_table
 from auditor.benchmarks.lab.masked_lab import MaskedLab
 from auditor.conclusions.replicates import Replicates
 from auditor.core.arrays import Floats, Ints
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.jsonable import from_json, read_json, to_json, write_json
 from auditor.core.nouns import UNDEFENDED, Claim, Tokens
 from auditor.core.plan import Plan
@@ -350,8 +350,7 @@ class UtilityPlan:
         defenses = fields.get("defense", [])
         for key in fields.get("sweep", {}):
             name = key.rpartition(".")[0]
-            if name not in defenses:
-                raise make_unknown_name_error(f"defense in the sweep of {key!r}:", name, defenses)
+            refuse_unknown_names(f"defense in the sweep of {key!r}:", [name], defenses)
         return cls(expand_plan_grid(fields), options)
 
     @property

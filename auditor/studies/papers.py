@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.plan import IN_FILE
 from auditor.runs.plan import GRID, merge_raw_plans, read_plan_file
 
@@ -54,8 +54,7 @@ class Paper:
 
         Raise AuditError for an unknown scale.
         """
-        if scale not in self.scales:
-            raise make_unknown_name_error(f"scale of {self.name}:", scale, self.scales)
+        refuse_unknown_names(f"scale of {self.name}:", [scale], self.scales)
         return list(self.shared["scale"][scale].get(_PLANS, self.plans))
 
     def raw_plan_at_scale(self, plan: str, scale: str) -> dict[str, Any]:
@@ -63,8 +62,7 @@ class Paper:
 
         Raise AuditError for an unknown plan or scale.
         """
-        if plan not in self.plans:
-            raise make_unknown_name_error(f"plan of {self.name}:", plan, self.plans)
+        refuse_unknown_names(f"plan of {self.name}:", [plan], self.plans)
         if plan not in self.plans_at_scale(scale):
             raise AuditError(
                 f"{self.name}/{plan} is not run at scale {scale}: "
@@ -100,8 +98,7 @@ def load_paper(name: str) -> Paper:
     folder = Path(name)
     if not (folder / _PAPER).is_file():
         bundled = find_bundled_paper_folders()
-        if name not in bundled:
-            raise make_unknown_name_error("paper", name, bundled)
+        refuse_unknown_names("paper", [name], bundled)
         folder = bundled[name]
     shared = _read_paper_toml(folder / _PAPER, ("title", _PLANS, "scale"))
     files = {}
@@ -115,9 +112,7 @@ def load_paper(name: str) -> Paper:
             f"{folder / _PAPER}: expected plans to list {sorted(files)}, got {sorted(listed)}"
         )
     for scale in shared.get("scale", {}).values():
-        for plan in scale.get(_PLANS, ()):
-            if plan not in files:
-                raise make_unknown_name_error(f"plan in {folder / _PAPER}:", plan, files)
+        refuse_unknown_names(f"plan in {folder / _PAPER}:", scale.get(_PLANS, ()), files)
     fields = ("title", "claim", "scale", UTILITY, PUBLISHED, *GRID)
     plans = {}
     for plan in listed:
@@ -129,9 +124,5 @@ def load_paper(name: str) -> Paper:
 def _read_paper_toml(path: Path, extra: tuple[str, ...]) -> dict[str, Any]:
     values = read_plan_file(path, extra)
     for name, scale in values.get("scale", {}).items():
-        for key in scale:
-            if key not in (*_PARTS, _PLANS):
-                raise make_unknown_name_error(
-                    f"field in {path}, scale.{name}:", key, (*_PARTS, _PLANS)
-                )
+        refuse_unknown_names(f"field in {path}, scale.{name}:", scale, (*_PARTS, _PLANS))
     return values

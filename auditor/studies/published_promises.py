@@ -22,7 +22,7 @@ from torch import Tensor
 
 from auditor.attacks.claim_check import ClaimCheck, list_claimed_relations
 from auditor.benchmarks.data.fixed_distributions import FixedDistribution, build_fixed_ensemble
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.jsonable import from_json
 from auditor.core.nouns import Secret
 from auditor.defenses.adapmixed import make_constant_radius_projection
@@ -190,8 +190,7 @@ class PublishedPromise:
         mechanism.
         """
         promise = from_json(cls, {**raw, "title": title}, f"{title}: published")
-        if promise.mechanism not in MECHANISMS:
-            raise make_unknown_name_error(f"mechanism in {title!r}:", promise.mechanism, MECHANISMS)
+        refuse_unknown_names(f"mechanism in {title!r}:", [promise.mechanism], MECHANISMS)
         return promise
 
     @property

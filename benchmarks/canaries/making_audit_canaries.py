@@ -18,7 +18,7 @@ from auditor.benchmarks.canaries.audit_canaries import (
 )
 from auditor.benchmarks.data.columns import read_data_table
 from auditor.core import disk
-from auditor.core.errors import AuditError, make_unknown_name_error
+from auditor.core.errors import AuditError, refuse_unknown_names
 from auditor.core.jsonable import read_json_object
 from auditor.models.loading import DEFAULTS, load_causal_lm
 
@@ -51,8 +51,7 @@ def make_audit_canaries(
             begin with its texts. `model` is the public or base model, for canaries made with a
             model. `temperature` is that of sampled canaries.
     """
-    if kind not in KINDS:
-        raise make_unknown_name_error("--kind", kind, KINDS)
+    refuse_unknown_names("--kind", [kind], KINDS)
     for flag, kinds in {"data": BEGUN, "model": BY_MODEL, "temperature": ("sampled",)}.items():
         if flag in inputs and kind not in kinds:
             raise AuditError(f"expected --kind {' or '.join(kinds)} beside --{flag}, got {kind}")
