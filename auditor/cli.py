@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -172,10 +173,10 @@ def run_command_line(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BaseException as error:
-        return _print_unexpected_error(error)
+        return _print_unexpected_error(error, arguments)
 
 
-def _print_unexpected_error(error: BaseException) -> int:
+def _print_unexpected_error(error: BaseException, arguments: list[str]) -> int:
     """Report an unexpected error that ended a command, and return the exit code."""
     if console.is_output_pipe_closed(error):
         console.discard_output()
@@ -194,10 +195,31 @@ def _print_unexpected_error(error: BaseException) -> int:
         if console.debugging:
             console.print_error_traceback(error)
         return console.print_stderr_line(f"error: {refused}", 2)
+    if edits := _describe_edited_run(arguments):
+        if console.debugging:
+            console.print_error_traceback(error)
+        return console.print_stderr_line(f"error: {edits} ({type(error).__name__})", 2)
     console.print_error_traceback(error)
     return console.print_stderr_line(
         "this is a bug of ours, not of your input; please report it with the lines above", 3
     )
+
+
+def _describe_edited_run(arguments: list[str]) -> str:
+    """Return a sentence about an argument's run folder that is not as its run left it, or ""."""
+    from auditor.records import manifest
+
+    for argument in arguments:
+        folder = Path(argument.rpartition("=")[2])
+        with suppress(AuditError, OSError):
+            edits = manifest.find_folder_edits(folder)
+            if (folder / manifest.RESULT).is_file() and (edits is None or edits.changed):
+                changed = ", ".join(edits.changed) if edits else f"no {manifest.MANIFEST}"
+                return (
+                    f"{folder}: expected a folder as its run left it, but it has been edited "
+                    f"({changed}) and cannot be read: restore it, or re-run the audit"
+                )
+    return ""
 
 
 def _run_command(arguments: list[str]) -> int:

@@ -141,8 +141,15 @@ def test_a_pull_request_is_held_to_the_policy_of_the_branch_it_is_for(tmp_path: 
             ["git", *as_who, *words], cwd=where, env=env, check=True, capture_output=True
         )
 
+    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", held]
     (tmp_path / "origin").mkdir()
     git(tmp_path / "origin", "init", "-b", "main")
+    git(tmp_path / "origin", "commit", "--allow-empty", "-m", "no policy yet")
+    git(tmp_path / "origin", "remote", "add", "origin", ".")
+    early = subprocess.run(
+        shell, cwd=tmp_path / "origin", env=env, check=False, capture_output=True, text=True
+    )
+    assert early.returncode == 1 and "::error::push leakage.toml to main first" in early.stdout
     for name in ("leakage.toml", "first.toml"):
         (tmp_path / "origin" / name).write_text((EXAMPLE / name).read_text())
     git(tmp_path / "origin", "add", ".")
@@ -150,7 +157,6 @@ def test_a_pull_request_is_held_to_the_policy_of_the_branch_it_is_for(tmp_path: 
     git(tmp_path, "clone", "origin", "change")
     (tmp_path / "change" / "leakage.toml").write_text('rules = ["recall <= 1"]\n')
     git(tmp_path / "change", "commit", "-am", "looser")
-    shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", held]
     subprocess.run(shell, cwd=tmp_path / "change", env=env, check=True, capture_output=True)
     for name in ("leakage.toml", "first.toml"):
         assert (tmp_path / name).read_text() == (EXAMPLE / name).read_text()

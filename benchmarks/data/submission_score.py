@@ -192,11 +192,12 @@ def _read_submission_guesses(path: Path) -> Iterator[tuple[str, int, list[int]]]
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, strict=True)
-            if missing := [name for name in (ID, GUESS) if name not in (rows.fieldnames or ())]:
-                raise AuditError(
-                    f"{str(path)!r}: expected the columns {ID} and {GUESS} in line 1, got no "
-                    f"{missing[0]}"
-                )
+            for name in (ID, GUESS):
+                if (times := list(rows.fieldnames or ()).count(name)) != 1:
+                    raise AuditError(
+                        f"{str(path)!r}: expected the columns {ID} and {GUESS} in line 1, got "
+                        f"{times or 'no'} {name}"
+                    )
             for row in rows:
                 place = f"{str(path)!r}, line {rows.line_num}"
                 yield (

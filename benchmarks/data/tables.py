@@ -416,7 +416,12 @@ def _load_folder_builder(where: str, folder: Path) -> datasets.DatasetBuilder | 
         return None
     _refuse_mixed_files(where, folder)
     with _dataset_cache_context(True) as cache, _explain_load_errors(where, folder):
-        return datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
+        builder = datasets.load_dataset_builder(str(folder), cache_dir=str(cache))
+    for file in chain.from_iterable((builder.config.data_files or {}).values()):
+        if Path(file).suffix.lower() == ".zip":
+            # `datasets` would read numbers and dates in it, and rename a repeated column.
+            raise AuditError(f"{where}: expected files that are not packed, got a .zip: unpack it")
+    return builder
 
 
 def _join_folder_files(
@@ -427,7 +432,7 @@ def _join_folder_files(
     `datasets` would take texts such as 007320 and 2020-01-01 for numbers and dates. Return None if
     it has to read the folder: its files have another format, or its README.md sets options.
     """
-    if builder is None or _has_reading_options(builder.config):
+    if builder is None or _list_reading_options(builder.config):
         return None
     files = list(map(Path, (builder.config.data_files or {}).get("train", ())))
     if not files or not {*map(find_table_ending, files)} <= _ROWS:
@@ -462,11 +467,11 @@ def _refuse_different_columns(where: str, tables: Mapping[str, RecordTable]) -> 
             )
 
 
-def _has_reading_options(config: Any) -> bool:
-    """Return whether a folder's README.md says how to read its files, besides the separator."""
+def _list_reading_options(config: Any) -> list[str]:
+    """Return the options of a folder's README.md for reading its files, except the separator."""
     default = vars(type(config)())
     names = default.keys() - {"name", "version", "data_dir", "data_files", "description", "sep"}
-    return any(getattr(config, name) != default[name] for name in names)
+    return sorted(name for name in names if getattr(config, name) != default[name])
 
 
 @contextmanager
@@ -561,7 +566,7 @@ def _list_visible_files(folder: Path) -> list[Path]:
 def _list_folder_notes(
     folder: Path, builder: datasets.DatasetBuilder | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Say which splits and files of a folder are not read; then, that texts are read by line."""
+    """Say which splits and files of a folder are not read; then, how its files are read."""
     if builder is None:
         return (), ()
     files_by_split = builder.config.data_files or {}
@@ -574,7 +579,12 @@ def _list_folder_notes(
         unread_parts.append(
             f"files of the folder that are not read: {_count_endings(unread_files)}"
         )
-    if builder.info.builder_name == "text":
+    if options := _list_reading_options(builder.config):
+        notes.append(
+            f"read with {', '.join(options)} of README.md: rows and text that they leave out are "
+            "not audited"
+        )
+    elif builder.info.builder_name == "text":
         notes.append("each line of the .txt files is a row (a text of several lines: use JSONL)")
     return tuple(unread_parts), tuple(notes)
 
@@ -659,8 +669,6 @@ def _find_folder_fault(where: str, folder: Path) -> str:
     first: tuple[str, set[str]] | None = None
     for path in sorted(_list_visible_files(folder)):
         reader = _READERS.get(find_table_ending(path))
-        if reader is None and path.suffix.lower() in _OTHER_FILES:
-            return "unpack its files, and give one of them: its first broken row is then named"
         if reader is None:
             continue
         name = str(path.relative_to(folder))

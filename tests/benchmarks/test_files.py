@@ -542,6 +542,36 @@ def test_options_in_the_readme_of_a_folder_are_kept(tmp_path: Path) -> None:
     assert read_data_table("--data", str(tmp_path)).list_texts() == ["NA", 'say "one']
 
 
+@pytest.mark.parametrize(
+    ("option", "lines", "texts"),
+    [
+        ("nrows: 1", ["one two", "three four"], ["one two"]),
+        ("on_bad_lines: skip", ["one two", "three, four", "five six"], ["one two", "five six"]),
+        ("comment: '#'", ["one two # three"], ["one two "]),
+    ],
+)
+def test_options_in_the_readme_that_leave_out_rows_or_text_are_named(
+    tmp_path: Path, option: str, lines: list[str], texts: list[str]
+) -> None:
+    (tmp_path / "README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files: a.csv\n  {option}\n---\n"
+    )
+    (tmp_path / "a.csv").write_text("\n".join(["text", *lines]) + "\n")
+    table = read_data_table("--data", str(tmp_path))
+    assert table.list_texts() == texts
+    name = option.partition(":")[0]
+    (note,) = (note for note in table.list_unread_notes() if "README.md" in note)
+    assert f"read with {name} of README.md: rows and text that they leave out" in note
+
+
+def test_a_packed_file_in_a_folder_is_refused(tmp_path: Path) -> None:
+    """`datasets` made 7320 of 007320 in it, and renamed the second of two equal columns."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("a.csv", "text,text\none two,007320\n")
+    write(tmp_path / "b.jsonl", [{"text": "one two"}])
+    assert "expected files that are not packed, got a .zip" in refusal(str(tmp_path))
+
+
 @pytest.mark.parametrize("kind", ["numpy", "torch", "arrow", "pandas"])
 def test_a_data_set_saved_with_a_format_is_read_as_without(tmp_path: Path, kind: str) -> None:
     rows = datasets.Dataset.from_list(
@@ -1195,8 +1225,7 @@ def test_folders_that_datasets_cannot_read(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "packed" / "a.jsonl.gz").unlink()
     with zipfile.ZipFile(tmp_path / "packed" / "a.zip", "w") as archive:
         archive.writestr("a.jsonl", '{"text": "a"}\n{"text": \n')
-    unpack = "unpack its files, and give one of them: its first broken row is then named"
-    assert refusal(str(tmp_path / "packed")).endswith(unpack)
+    assert refusal(str(tmp_path / "packed")).endswith("got a .zip: unpack it")
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "csv"])

@@ -160,6 +160,10 @@ def test_the_bootstrap_draws_examples_with_all_their_guesses() -> None:
 
 BROKEN = {
     "no such file": (None, "cannot read"),
+    "a column twice": (
+        f'{HEADER.strip()},Suffix Guess\n0,"[1,2]","[3,4]"\n',
+        "in line 1, got 2 Suffix Guess",
+    ),
     "no header": ('0,"[1,2]"\n', "expected the columns Example ID and Suffix Guess"),
     "empty": ("", "got no Example ID"),
     "header only": (HEADER, "contains no guesses"),

@@ -14,6 +14,7 @@ from auditor import __version__
 from auditor.cli import run_command_line
 from auditor.records.manifest import MANIFEST
 from auditor.records.table import TABLE
+from auditor.reports import files
 from tests.gate.finished_runs import edit, finished, outcome
 from tests.rows import repacked
 
@@ -119,3 +120,43 @@ def test_the_manifest_tells_nothing_of_private_text(tmp_path: Path) -> None:
     assert files[0][TABLE] == files[1][TABLE]
     assert files[0]["journals.json"] != files[1]["journals.json"]
     assert not any(name.endswith(".jsonl") for name in files[0])
+
+
+def share(**changed: object) -> dict[str, object]:
+    known = {"name": "recall", "value": 0.5, "low": 0.0, "high": 1.0, "n": 10}
+    return {**known, **changed}
+
+
+@pytest.mark.parametrize("command", ["gate", "report"])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("strata", [{"copies": 1, "population": -5, "extracted": share()}]),
+        ("strata", [{"copies": 2, "population": 5, "extracted": share(value="inf")}]),
+        ("strata", [{"copies": 2, "population": 5, "extracted": share(n=-7)}]),
+        ("measurements", [share(n=10**30)]),
+    ],
+)
+def test_an_impossible_number_in_an_edited_result_is_refused_or_fails(
+    tmp_path: Path, capsys: Said, command: str, name: str, value: object
+) -> None:
+    """Computing with it was a bug of ours, with a traceback."""
+    run = finished(tmp_path / "run")
+    edit(run, "result.json", lambda result: result["findings"][0].update({name: value}))
+    code = gate(run) if command == "gate" else run_command_line(["report", str(run)])
+    error = capsys.readouterr().err
+    assert code in ((1, 2) if command == "gate" else (0, 2)) and "Traceback" not in error
+    if code == 2:
+        assert "has been edited (result.json)" in error and error.count("\n") == 1
+
+
+def test_a_failure_on_a_folder_as_its_run_left_it_is_a_bug_of_ours(
+    tmp_path: Path, capsys: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = finished(tmp_path / "run")
+    monkeypatch.setattr(files, "rewrite_run_reports", lambda *_: 1 / 0)
+    assert run_command_line(["report", str(run)]) == 3
+    assert "a bug of ours" in capsys.readouterr().err
+    (run / MANIFEST).unlink()
+    assert run_command_line(["report", str(run)]) == 2
+    assert "has been edited (no manifest.json)" in capsys.readouterr().err
