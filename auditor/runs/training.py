@@ -442,7 +442,7 @@ def _tokenize_conversations(
 ) -> tuple[list[TrainingRecord], tuple[str, ...]]:
     """Render conversations as training records. Return the records, then sentences for the user.
 
-    If a conversation cannot be used, raise AuditError with its number.
+    If a conversation cannot be used, raise AuditError with its row.
 
     Args:
         tokenizer: tokenizer of the base model.
@@ -453,7 +453,7 @@ def _tokenize_conversations(
     records = []
     n_learnt = 0
     remarks = dict[str, None]()
-    for number, conversation in enumerate(talks):
+    for conversation in talks:
         try:
             chat = render_chat(tokenizer, conversation, form)
             if loss_on != "all" and chat.marked is None:
@@ -464,7 +464,7 @@ def _tokenize_conversations(
             token_mask = None if all(mask) else mask
         except UnusableConversation as error:
             raise AuditError(
-                f"expected conversations to train on, but in number {number} (from 0) {error}"
+                f"{conversation.place}: expected a conversation to train on, got {error}"
             ) from None
         records.append(_make_training_record(chat.text, chat.tokens, token_mask))
         n_learnt += sum(mask)

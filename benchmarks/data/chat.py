@@ -138,7 +138,7 @@ def render_chat(
             joined.append(message)
         messages = tuple(joined)
         text = row.write(messages)
-    _check_system_turn_written(messages, text)
+    _check_system_turn_written(conversation.place, messages, text)
     finder = _AnswerFinder(row, text, messages)
     spans: list[Answer | UnusableConversation] = []
     for i, message in enumerate(messages):
@@ -211,7 +211,7 @@ def _cut_answer(
     return replace(span, span=tokens, learnt=turn)
 
 
-def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:
+def _check_system_turn_written(place: str, messages: Sequence[Message], text: str) -> None:
     if normalise_role(messages[0]["role"]) != SYSTEM:
         return
     content = messages[0].get("content")
@@ -220,8 +220,8 @@ def _check_system_turn_written(messages: Sequence[Message], text: str) -> None:
     written = "".join(text.split())
     if any("".join((get_message_text(part) or "").split()) not in written for part in parts):
         raise AuditError(
-            "expected a chat template that writes the system turn, but this one drops it: leave "
-            "the system turns out, or give the template that the model was trained with "
+            f"{place}: expected a chat template that writes the system turn, but this one drops "
+            "it: leave the system turns out, or give the template that the model was trained with "
             "(--template FILE)"
         )
 

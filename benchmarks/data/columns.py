@@ -259,7 +259,7 @@ class DataTable(RecordTable):
         return list(map("\n".join, lines.values()))
 
     def _make_cell_error(self, row: int, column: str, expected: str, got: str) -> AuditError:
-        place = f"{self.label}, row {self.first_row + row} (counted from 0), column {column!r}"
+        place = f"{self.describe_row(row)}, column {column!r}"
         return AuditError(f"{place}: expected {expected}, got {got}")
 
     # --- conversations ---
@@ -289,10 +289,15 @@ class DataTable(RecordTable):
             except UnusableConversation as why:
                 yield i, why
                 continue
+            place = self.describe_row(i)
             for conversation, other in zip(sides, filled or sides, strict=True):
-                if other != conversation:
-                    conversation = replace(conversation, filled=other)
-                yield i, conversation
+                changed = None if other == conversation else other
+                yield i, replace(conversation, filled=changed, place=place)
+
+    def describe_row(self, row: int) -> str:
+        """Return the file and the row's number in it, for error messages."""
+        number = self.first_row + row if self.unread is None else self.unread.rows[row]
+        return f"{self.label}, row {number} (counted from 0)"
 
     def _list_values(self, column: str) -> list[Any]:
         """Return the values of a column, and None for rows without it."""

@@ -106,6 +106,7 @@ class Conversation:
     system_column: whether the first message is from a separate column.
     filled: the conversation as read from an Arrow table, if different. An Arrow table gives each
         object all keys that occur in any row, with null for its missing keys.
+    place: file and row, for error messages.
     """
 
     messages: tuple[Message, ...]
@@ -116,6 +117,7 @@ class Conversation:
     group: str | None = None
     system_column: bool = False
     filled: Conversation | None = field(default=None, compare=False)
+    place: str = field(default="a conversation", compare=False)
 
     @property
     def is_learnt(self) -> bool:

@@ -470,9 +470,7 @@ def read_training_rows(
         contents = table.list_texts()
     for row, text in enumerate(contents):
         if not text:
-            raise AuditError(
-                f"{table.label}, row {row} (counted from 0): expected text, got an empty one"
-            )
+            raise AuditError(f"{table.describe_row(row)}: expected text, got an empty one")
     return table, contents
 
 
@@ -511,7 +509,7 @@ def _require_row_conversations(table: DataTable) -> list[Conversation]:
     """
     conversations = []
     for row, conversation in table.parse_conversations():
-        place = f"{table.label}, row {row} (counted from 0)"
+        place = table.describe_row(row)
         if isinstance(conversation, UnusableConversation):
             raise AuditError(f"{place}: expected a conversation to train on, got {conversation}")
         if conversation.group is not None:

@@ -525,7 +525,10 @@ def test_a_system_turn_of_several_parts_is_written(tmp_path: Path) -> None:
     system = [{"type": "text", "text": text} for text in ("Be brief. ", "Be a clerk.")]
     said = [{"role": "system", "content": system}, *messages(talk("Who is it?", "It is Ann."))]
     assert len(read_files(rows(tmp_path, said), tokenizer(template), known_fraction=0).secrets) == 1
-    with pytest.raises(AuditError, match="drops it: leave the system turns out"):
+    with pytest.raises(
+        AuditError,
+        match=r"json.*, row 0 \(counted from 0\): .*drops it: leave the system turns out",
+    ):
         first_alone = template.replace("join('] [')", "first")
         read_files(rows(tmp_path, said), tokenizer(first_alone), known_fraction=0)
 
@@ -534,7 +537,10 @@ def test_templates_that_cannot_write_a_conversation(tmp_path: Path) -> None:
     data = rows(tmp_path, messages(TWO))
     with pytest.raises(AuditError, match="expected a tokenizer with a chat template"):
         read_files(data, tokenizer(None), known_fraction=0)
-    with pytest.raises(AuditError, match="drops it: leave the system turns out"):
+    with pytest.raises(
+        AuditError,
+        match=r"json.*, row 0 \(counted from 0\): .*drops it: leave the system turns out",
+    ):
         read_files(data, tokenizer(DEAF), known_fraction=0)
     with pytest.raises(AuditError, match=r"refuses it \(System role not supported\): give the"):
         read_files(data, tokenizer(ALTERNATING), known_fraction=0)
