@@ -212,12 +212,12 @@ def _describe_edited_run(arguments: list[str]) -> str:
     for argument in arguments:
         folder = Path(argument.rpartition("=")[2])
         with suppress(AuditError, OSError):
-            edits = manifest.find_folder_edits(folder)
-            if (folder / manifest.RESULT).is_file() and (edits is None or edits.changed):
-                changed = ", ".join(edits.changed) if edits else f"no {manifest.MANIFEST}"
+            unlisted = manifest.FolderEdits((f"no {manifest.MANIFEST}",))
+            edits = manifest.find_folder_edits(folder) or unlisted
+            if (folder / manifest.RESULT).is_file() and edits.changed:
                 return (
                     f"{folder}: expected a folder as its run left it, but it has been edited "
-                    f"({changed}) and cannot be read: restore it, or re-run the audit"
+                    f"({', '.join(edits.changed)}) and cannot be read: restore it, or re-run the audit"
                 )
     return ""
 

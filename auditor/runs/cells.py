@@ -165,7 +165,8 @@ class Cell(TargetRun, ABC):
         """
         start = time.perf_counter()
         folder = self.audit.folder
-        is_resumed = any(j.finished_secrets(self.key) for j in (folder.guesses, folder.observations))
+        journals = (folder.guesses, folder.observations)
+        is_resumed = any(journal.finished_secrets(self.key) for journal in journals)
         blank = self._build_finding()
         try:
             check_method_applies(self.method, self.target, self.view, self.audit)

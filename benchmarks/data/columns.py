@@ -291,12 +291,16 @@ class DataTable(RecordTable):
                 continue
             place = self.describe_row(i)
             for conversation, other in zip(sides, filled or sides, strict=True):
-                changed = None if other == conversation else other
-                yield i, replace(conversation, filled=changed, place=place)
+                conversation = replace(conversation, place=place)
+                if other != conversation:
+                    conversation = replace(conversation, filled=other)
+                yield i, conversation
 
     def describe_row(self, row: int) -> str:
         """Return the file and the row's number in it, for error messages."""
-        number = self.first_row + row if self.unread is None else self.unread.rows[row]
+        number = self.first_row + row
+        if self.unread is not None:
+            number = self.unread.rows[row]
         return f"{self.label}, row {number} (counted from 0)"
 
     def _list_values(self, column: str) -> list[Any]:
