@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -195,7 +194,7 @@ def _print_unexpected_error(error: BaseException, arguments: list[str]) -> int:
         if console.debugging:
             console.print_error_traceback(error)
         return console.print_stderr_line(f"error: {refused}", 2)
-    if edits := _describe_edited_run(arguments):
+    if edits := console.describe_edited_run(arguments):
         if console.debugging:
             console.print_error_traceback(error)
         return console.print_stderr_line(f"error: {edits} ({type(error).__name__})", 2)
@@ -203,23 +202,6 @@ def _print_unexpected_error(error: BaseException, arguments: list[str]) -> int:
     return console.print_stderr_line(
         "this is a bug of ours, not of your input; please report it with the lines above", 3
     )
-
-
-def _describe_edited_run(arguments: list[str]) -> str:
-    """Return a sentence about an argument's run folder that is not as its run left it, or ""."""
-    from auditor.records import manifest
-
-    for argument in arguments:
-        folder = Path(argument.rpartition("=")[2])
-        with suppress(AuditError, OSError):
-            unlisted = manifest.FolderEdits((f"no {manifest.MANIFEST}",))
-            edits = manifest.find_folder_edits(folder) or unlisted
-            if (folder / manifest.RESULT).is_file() and edits.changed:
-                return (
-                    f"{folder}: expected a folder as its run left it, but it has been edited "
-                    f"({', '.join(edits.changed)}) and cannot be read: restore it, or re-run the audit"
-                )
-    return ""
 
 
 def _run_command(arguments: list[str]) -> int:

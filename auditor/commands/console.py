@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from auditor.core import threads
-from auditor.core.errors import list_causes
+from auditor.core.errors import AuditError, list_causes
 from auditor.reports import escaping
 from auditor.runs.reporter import Reporter
 
@@ -103,6 +103,24 @@ def print_error_traceback(error: BaseException) -> None:
             "audit --debug)",
             3,
         )
+
+
+def describe_edited_run(arguments: Sequence[str]) -> str:
+    """Return a sentence about an argument's run folder that is not as its run left it, or ""."""
+    from auditor.records import manifest
+
+    for argument in arguments:
+        folder = Path(argument.rpartition("=")[2])
+        with suppress(AuditError, OSError):
+            unlisted = manifest.FolderEdits((f"no {manifest.MANIFEST}",))
+            edits = manifest.find_folder_edits(folder) or unlisted
+            if (folder / manifest.RESULT).is_file() and edits.changed:
+                return (
+                    f"{folder}: expected a folder as its run left it, but it has been edited "
+                    f"({', '.join(edits.changed)}) and cannot be read: restore it, or re-run the "
+                    "audit"
+                )
+    return ""
 
 
 def get_command_line() -> str:
