@@ -54,7 +54,7 @@ def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str
 def format_strata(finding: Finding) -> str:
     """Return extracted counts by copies, most copies first: `16 copies: 14 of 14; 1 copy: 0 of 27`.
 
-    If only a sample was attacked, add the population: `0 of 27 asked, of 121`. More than two strata
+    If only a sample was attacked, add the population: `0 of 27 asked (121 in all)`. More than two strata
     without an attacked record are counted together, at the end. Return "" if copies were not
     counted.
     """
@@ -74,7 +74,7 @@ def format_strata(finding: Finding) -> str:
             continue
         rest = ""
         if m.n != stratum.population:
-            rest = f" asked, of {stratum.population:,}"
+            rest = f" asked ({stratum.population:,} in all)"
         parts.append(f"{copies}: {m.hits:,} of {m.n:,}{rest}")
     if merged:
         parts.append(f"other numbers of copies: none of {_count_population(merged):,} asked")
@@ -186,7 +186,7 @@ def list_copies_phrases(finding: Finding, owner: str) -> list[str]:
     if share is None or not has_unattacked_records(finding):
         return [copies]
     between = f"{phrases.format_percent(share.low)}% to {phrases.format_percent(share.high)}%"
-    return [copies, f"of all {share.n:,} records {between} (95%, weighted by copies)"]
+    return [copies, f"share of all {share.n:,} records: {between} (95% interval)"]
 
 
 def describe_asked_records(result: AuditResult) -> str:

@@ -244,10 +244,15 @@ def _describe_greedy_recall(e: EdpbEvidence) -> list[str]:
     recalls = phrases.sort_repeats(e.result.benchmark.greedy_recall)
     parts = []
     for count, m in recalls:
-        if (count.isdecimal() or count == "all") and is_measured(m):
-            parts.append(f"{count}: {_format_counted_value(m)}")
+        if not is_measured(m):
+            continue
+        if count.isdecimal():
+            copies = format_count(int(count), "copy", "copies")
+            parts.append(f"records with {copies} {_format_counted_value(m)}")
+        elif count == "all":
+            parts.append(f"all records {_format_counted_value(m)}")
     if parts:
-        return [f"Greedy decoding after the start of each record, by copies: {'; '.join(parts)}."]
+        return [f"Greedy decoding after the start of each record: {'; '.join(parts)}."]
     return []
 
 
@@ -585,7 +590,7 @@ def _build_coverage_section(answers: Sequence[tuple[EdpbQuestion, str, str]]) ->
             measured.append(question.question)
     rows = []
     for paragraph, (measured, missing) in by_paragraph.items():
-        rows.append((paragraph, " ".join(measured) or "nothing", " ".join(missing) or "nothing"))
+        rows.append((paragraph, " · ".join(measured) or "nothing", " ".join(missing) or "nothing"))
     head = ("Paragraph", "In scope of this test", "Out of scope, and why")
     caption = "What this test covers, by paragraph of the opinion"
     table = make_table("coverage", caption, head, rows)

@@ -39,8 +39,8 @@ _SHOWN = 60  # steps of a curve in its table
 # The threshold is formulas D1: the k-th highest of n non-members, k = floor((n + 1) rate).
 _NOTE = (
     "AUC is the probability that a member is ranked above a non-member; ties count half, 0.5 is "
-    "chance. The first line is the strongest score, the one whose interval is farthest from "
-    "chance: membership_auc, which the verdict and gates read. The AUCs have intervals that hold "
+    "chance. The strongest score is the one whose interval is farthest from chance: "
+    "membership_auc, which the verdict and gates read. The AUCs have intervals that hold "
     "for all scores and all groups of copies together (bootstrap of the maximum), so the best of "
     "many is not overstated. TPR at an FPR is the share of members above a threshold, the k-th "
     "highest of n non-members, with k = (n + 1) times the FPR, rounded down: other non-members "

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from auditor.conclusions.leak_readings import PERSONAL, PROBABLE
+from auditor.conclusions.leak_readings import PERSONAL
 from auditor.conclusions.signals import NOT_TESTED, LeakAssessment
 from auditor.core.counts import format_count
 from auditor.reports import coverage, signals
@@ -90,10 +90,7 @@ def rate_severity(assessment: LeakAssessment, target: str) -> Severity:
             reason += f": {'; '.join(worst)}"
         return Severity(HIGH, reason, signals.format_proof(shown_signals, suspected))
     if shown_signals:
-        text = "no extraction of text is shown"
-        if any(s.kind.text or s.kind is PROBABLE for s in suspected):
-            text = "text is extracted, but not a significant amount"
-        reason = f"{text}; another signal is above its baseline"
+        reason = "no extraction of text is shown; another signal is above its baseline"
         return Severity(MODERATE, reason, signals.format_proof(shown_signals, suspected))
     bound = signals.format_still_possible(assessment, target)
     first = "no leak is shown"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,6 +266,9 @@ def _print_grid_run(
         failures = sweep.run_sweep_points(points, folder, reporter, command)
     places = sweep.read_study_points(folder)
     table = sweep.build_sweep_table(f"{format_count(len(points), 'run')} in {folder}", places)
+    if others := sweep.list_other_runs(folder, points):
+        left_out = f"Left out, because this grid has no such points: {', '.join(others)}."
+        table = dataclasses.replace(table, note=f"{table.note} {left_out}")
     sweep.write_sweep_table_files(folder, table)
     console.print_table(table)
     checkpoints.write_checkpoint_history(folder, places)

@@ -438,7 +438,7 @@ def _explain_unmeasured_signal(result: AuditResult, rows: Sequence[Finding], kin
         if unlike and f.measurement(kind.main):
             return unlike[0].sentence
         if kind is PERSONAL and is_measured(f.measurement(RECALL)):
-            return "the attacked suffixes contain no personal data"
+            return "none was recognised in the attacked suffixes"
         if f.not_applicable and f.attack in measuring:
             reasons[f.not_applicable] = None
     return "; ".join(reasons)

@@ -127,6 +127,7 @@ def estimate_adjusted_auc(
     parts[~member] = other_weights * other_placements * (~member).sum()
     n = int(member.sum())
     if min(n_worth) < FEWEST:
+        described += f", fewer than the {FEWEST} of each that an AUC takes"
         return Measurement(name, math.nan, math.nan, math.nan, 0, AUC, described), parts
     # DeLong's variance, weighted: of two means by the influence of each record
     variance = np.sum((member_weights * (placements - value)) ** 2)

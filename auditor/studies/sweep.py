@@ -270,6 +270,16 @@ def read_started_sweep(folder: Path) -> StartedSweep:
     return sweep
 
 
+def list_other_runs(folder: Path, points: Sequence[GridPoint]) -> list[str]:
+    """Return the names of the folder's finished runs that are no points of the grid."""
+    others = set()
+    for path in folder.glob(f"*/{result_file.RESULT}"):
+        others.add(path.parent.name)
+    for point in points:
+        others.discard(point.run_folder_name)
+    return sorted(others)
+
+
 def plan_study_points(points: Sequence[GridPoint]) -> list[StudyPoint]:
     """Return the points of a grid before any run; runs that differ only in the seed form one
     point."""

@@ -1619,6 +1619,19 @@ def test_a_sweep_tunes_anew_where_the_defense_is_another(inputs: Path, tmp_path:
     assert_same_guesses(point, tmp_path / "alone")
 
 
+def test_a_grid_names_runs_of_its_folder_that_are_not_its_points(
+    inputs: Path, tmp_path: Path
+) -> None:
+    """Before: they vanished from the table without a word."""
+    flags = ["--attack", "perplexity", "--setting", "white-box", "--limit", "3"]
+    for samples in ("1,2", "1,3"):
+        sweep = ["--sweep", f"perplexity.samples={samples}"]
+        check_command(*command(inputs, tmp_path / "grid", *flags, *sweep))
+    table = (tmp_path / "grid" / "sweep.md").read_text(encoding="utf-8")
+    (note,) = (line for line in table.splitlines() if "Left out, because" in line)
+    assert "samples=2" in note and "samples=1" not in note and "samples=3" not in note
+
+
 def test_flags_win_over_the_plan_file(inputs: Path, tmp_path: Path, said: Said) -> None:
     plan = tmp_path / "plan.toml"
     plan.write_text(

@@ -161,7 +161,7 @@ def test_many_strata_that_were_not_asked_are_counted_together(result: AuditResul
     first, last = row.strata
     merged = coverage.format_strata(replace(row, strata=(first, *unasked, last)))
     others = "other numbers of copies: none of 900 asked"
-    assert merged == f"16 copies: 3 of 12; 1 copy: 0 of 29 asked, of 123; {others}"
+    assert merged == f"16 copies: 3 of 12; 1 copy: 0 of 29 asked (123 in all); {others}"
     apart = coverage.format_strata(replace(row, strata=(first, *unasked[1:])))
     assert apart == "16 copies: 3 of 12; 3 copies: none of 300 asked; 2 copies: none of 200 asked"
 
@@ -182,7 +182,7 @@ def test_a_stratum_that_was_not_asked_leaves_the_whole_open(result: AuditResult)
     assert whole is not None and whole.n == 135
     assert whole.low * 135 == 3 and whole.high * 135 == 126 and whole.value != whole.value
     assert coverage.format_strata(verbatim_row(copied(result, 3, 12, 123, 29))) == (
-        "16 copies: 3 of 12; 1 copy: 0 of 29 asked, of 123"
+        "16 copies: 3 of 12; 1 copy: 0 of 29 asked (123 in all)"
     )
 
 

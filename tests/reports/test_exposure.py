@@ -94,8 +94,8 @@ def test_reports_say_it_in_words(with_exposure: AuditResult) -> None:
     text = write_verdict_headline(with_exposure)
     assert "also greedy decoding, exposure of canaries" in text
     assert (
-        "PMixED (sound): MODERATE. Text is extracted, but not a significant amount; another signal "
-        "is above its baseline (3/18 (17%) canaries more exposed than chance allows" in text
+        "PMixED (sound): MODERATE. No extraction of text is shown; another signal is above its "
+        "baseline (3/18 (17%) canaries more exposed than chance allows" in text
     )
     for rendered in (
         html.render_html_report(with_exposure),

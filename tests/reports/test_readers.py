@@ -109,7 +109,7 @@ def test_the_glance_shows_every_signal_of_each_target_and_access(result: AuditRe
     assert everywhere.startswith("Not tested: near-verbatim")
     assert (
         "membership" in everywhere
-        and "personal data (the attacked suffixes contain no personal data" in everywhere
+        and "personal data (none was recognised in the attacked suffixes" in everywhere
     )
     assert "greedy decoding (undefended model only)" in defended
     span = forest.spans[1]

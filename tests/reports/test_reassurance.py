@@ -547,7 +547,7 @@ def test_a_record_that_samples_hold_is_named_though_no_text_is_significant() -> 
     )
     assert "extracted by 100 samples with a probability of 90% or more" in told["screen"]
     why = severity.rate_severity(assess_leak_signals(found), "undefended").clause
-    assert why.startswith("text is extracted, but not a significant amount; ")
+    assert why.startswith("no extraction of text is shown; ")
 
 
 def test_personal_data_are_shown_by_whichever_attack_shows_them() -> None:
