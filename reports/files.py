@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import to_json
+from auditor.core.jsonable import encode_json, to_json
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records import manifest
@@ -33,8 +33,7 @@ def write_run_reports(folder: Path, result: AuditResult, reveal: bool = False) -
 
 def write_result(folder: Path, result: AuditResult) -> None:
     """Write result.json and its manifest, the only files that `audit report` needs."""
-    # JSON has no NaN: `to_json` names it, and a missed NaN raises.
-    text = json.dumps(to_json(result), indent=1, allow_nan=False) + "\n"
+    text = encode_json(result)
     # Write the manifest before the result, from the same bytes: every result then has its manifest.
     manifest.write_manifest(folder, text.encode())
     disk.replace_atomically(folder / RESULT, text, sync=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from auditor.core import disk
 from auditor.core.counts import format_count
-from auditor.core.jsonable import to_json
+from auditor.core.jsonable import encode_json, to_json
 from auditor.core.result import Frontier, FrontierPoint
 from auditor.reports import escaping, phrases, plot_files, tables
 from auditor.reports.blocks import (
@@ -325,7 +325,7 @@ def write_frontier_files(folder: Path, frontiers: Sequence[Frontier]) -> list[Pa
         + f"\n{_describe_comparison_method(frontiers[0])}\n",
         ".csv": render_frontier_csv(frontiers),
         ".tex": tables.LATEX_GAP.join(map(tables.render_latex_table, grids)),
-        ".json": json.dumps(to_json(list(frontiers)), indent=1, allow_nan=False) + "\n",
+        ".json": encode_json(list(frontiers)),
     }
     paths = [folder / f"{NAME}{ending}" for ending in (".svg", ".png")]
     plot_files.save_frontier_plot(paths, draw_frontier_figures(frontiers), alt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -271,7 +270,7 @@ def score(
         audit canaries score canaries.json runs/latest --json
     """
     console.silence_libraries()
-    from auditor.core.jsonable import to_json
+    from auditor.core.jsonable import encode_json
     from auditor.core.plan_parts import LoadingOptions
     from auditor.runs import canary_scores
 
@@ -281,7 +280,7 @@ def score(
             manifest, model, reporter, loading=loading_options, **options.list_given_flags(flags)
         )
     if as_json:
-        typer.echo(json.dumps(to_json(scores), indent=1))
+        typer.echo(encode_json(scores), nl=False)
         return
     for target_scores in scores:
         console.print_table(_build_exposure_table(target_scores))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import typer
@@ -39,7 +38,7 @@ def score(
     from rich.console import Console
 
     from auditor.benchmarks.data import submission_score as scores
-    from auditor.core.jsonable import to_json
+    from auditor.core.jsonable import encode_json
     from auditor.reports import plot_files, terminal
 
     marked = scores.mark_submission(submission, answers)
@@ -50,7 +49,7 @@ def score(
     if curve is not None:
         scores.write_submission_curve(curve, points)
     if as_json:
-        typer.echo(json.dumps(to_json(scored), indent=1))
+        typer.echo(encode_json(scored), nl=False)
     else:
         typer.echo(scored.headline)
         Console().print(terminal.share_measurement_table(scored.measurements))

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 class AuditError(Exception):
@@ -149,6 +150,15 @@ def wrap_library_errors(failed: str) -> Iterator[None]:
         raise
     except Exception as error:  # libraries raise dozens of classes
         raise AuditError(f"{failed}: {_get_first_sentence(error)}") from error
+
+
+@contextmanager
+def refuse_unreadable_path(path: Path) -> Iterator[None]:
+    """Replace an OSError in the block with an AuditError that says `path` cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _get_first_sentence(error: Exception) -> str:

@@ -244,8 +244,12 @@ def read_record(path: Path, kind: type[Record], description: str) -> Record | No
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1, sync: bool = False) -> None:
     """Write a value as a JSON file that `read_json` reads. For `sync`, see `disk`."""
-    text = json.dumps(to_json(value), indent=indent, allow_nan=False)
-    disk.replace_atomically(path, f"{text}\n", sync=sync)
+    disk.replace_atomically(path, encode_json(value, indent), sync=sync)
+
+
+def encode_json(value: Any, indent: int | None = 1) -> str:
+    """Return a value as the text of a JSON file. `to_json` names NaN; a missed NaN raises."""
+    return json.dumps(to_json(value), indent=indent, allow_nan=False) + "\n"
 
 
 def read_json_object(path: Path, description: str) -> dict[str, Any]:

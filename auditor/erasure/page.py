@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 
 from auditor.core.counts import format_count
-from auditor.core.jsonable import to_json
+from auditor.core.jsonable import encode_json
 from auditor.core.nouns import CellKey
 from auditor.erasure.examine import Erasure
 from auditor.erasure.layers import CANNOT_TELL, GONE, STILL_THERE, LayerVerdict
@@ -168,4 +167,4 @@ def format_json(erasure: Erasure) -> str:
         layers.append({**asdict(verdict), "least_sight": verdict.recall_lower_bound})
     stated = {**asdict(erasure), "verdicts": layers, "verdict": erasure.verdict}
     stated["users_left"] = erasure.users_left
-    return json.dumps(to_json(stated), indent=1, allow_nan=False) + "\n"
+    return encode_json(stated)

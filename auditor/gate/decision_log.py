@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from auditor.core import disk, locks
-from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json, to_json
+from auditor.core.errors import AuditError, refuse_unreadable_path
+from auditor.core.jsonable import encode_json, from_json
 from auditor.gate.rulings import Decision, Ruling, make_gate_ruling
 from auditor.records.file_digests import digest_file
 from auditor.records.result_file import RESULT
@@ -59,7 +59,7 @@ def save_decision(folder: Path, decision: Decision) -> None:
         else:
             before = _FIRST
         entry = KeptDecision(now, digest_file(folder / RESULT), decision, before)
-        line = json.dumps(to_json(entry), allow_nan=False) + "\n"
+        line = encode_json(entry, indent=None)
         last = hashlib.sha256(line.encode()).hexdigest()
         # if killed at this point, either digest is valid
         disk.replace_atomically(folder / LAST, f"{before} {last}", sync=True)
@@ -117,12 +117,11 @@ def _read_decision_file(path: Path) -> bytes:
 
     Raise AuditError if the file cannot be read.
     """
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    with refuse_unreadable_path(path):
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return b""
 
 
 def load_gate_decisions(folder: Path) -> tuple[KeptDecision, ...]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
 
-from auditor.core.jsonable import to_json
+from auditor.core.jsonable import encode_json
 from auditor.core.result import Measurement
 from auditor.rag.audit import RagAudit
 from auditor.rag.layers import (
@@ -231,4 +230,4 @@ def format_json(audit: RagAudit) -> str:
     for layer in audit.layers:
         layers.append({**asdict(layer), "interval": layer.interval})
     stated = {**asdict(audit), "layers": layers, "verdict": audit.verdict}
-    return json.dumps(to_json(stated), indent=1, allow_nan=False) + "\n"
+    return encode_json(stated)

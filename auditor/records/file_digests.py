@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from auditor.core.disk import find_cache_folder
-from auditor.core.errors import AuditError
+from auditor.core.errors import AuditError, refuse_unreadable_path
 from auditor.core.jsonable import write_json
 
 # Files that transformers and PEFT read from a folder: weights, configurations, tokenizers,
@@ -59,11 +59,8 @@ def digest_model_files(
 
 def digest_file(path: Path) -> str:
     """Return the SHA-256 of a file in hex; raise AuditError if the file is unreadable."""
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
+    with refuse_unreadable_path(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _list_role_files(
@@ -154,12 +151,10 @@ def _find_model_folder(place: str, revision: str | None) -> Path:
 
 
 def _list_visible_entries(folder: Path) -> list[Path]:
-    try:
+    with refuse_unreadable_path(folder):
         if folder.is_dir():
             return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
         return []
-    except OSError as error:
-        raise AuditError(f"{folder}: cannot be read: {error.strerror}") from error
 
 
 def _find_adapter_base(config: Path) -> str | None:
@@ -213,7 +208,7 @@ class _DigestCache:
 
         Raise AuditError for an unreadable file.
         """
-        try:
+        with refuse_unreadable_path(path):
             key = str(path.resolve())
             fingerprint = _fingerprint_file(path)
             entry = self._held.get(key)
@@ -224,9 +219,7 @@ class _DigestCache:
             # Equal before and after: no change during the read.
             if fingerprint == _fingerprint_file(path) and time.time() - changed_at > _SETTLED:
                 self._held[key], self._new = [*fingerprint, digest], True
-        except OSError as error:
-            raise AuditError(f"{path}: cannot be read: {error.strerror}") from error
-        return digest
+            return digest
 
     def save_digests(self) -> None:
         if self._path is not None and self._new:

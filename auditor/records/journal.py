@@ -15,7 +15,7 @@ import numpy as np
 
 from auditor.core import disk
 from auditor.core.arrays import Ints, Strings
-from auditor.core.errors import AuditError
+from auditor.core.errors import AuditError, refuse_unreadable_path
 from auditor.core.jsonable import from_json, to_json
 from auditor.core.nouns import CellKey, Guess, Guesses, Observation, TokenLogProbs
 from auditor.core.secret_table import STRINGS
@@ -150,16 +150,13 @@ class CellJournal(Generic[Key, Record]):
         if not self.path.exists():
             return
         at = 0
-        try:
-            with open(self.path, "rb") as file:
-                for number, line in enumerate(file, 1):
-                    if not line.endswith(b"\n"):  # cut off by a crash, so it is the last line
-                        break
-                    key, record = self._parse_journal_line(line, number)
-                    self.finished_secrets(key).set_begin(record.secret, at)
-                    at += len(line)
-        except OSError as error:
-            raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
+        with refuse_unreadable_path(self.path), open(self.path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):  # cut off by a crash, so it is the last line
+                    break
+                key, record = self._parse_journal_line(line, number)
+                self.finished_secrets(key).set_begin(record.secret, at)
+                at += len(line)
         # Remove a cut-off append, so that the next append starts on a new line.
         disk.truncate(self.path, at)
 
@@ -168,13 +165,10 @@ class CellJournal(Generic[Key, Record]):
         places = array("q", begins)
         if not places:  # nothing was written: perhaps there is no file
             return
-        try:
-            with open(self.path, "rb") as file:
-                for begin in places:
-                    file.seek(begin)
-                    yield self._parse_journal_line(file.readline())[1]
-        except OSError as error:
-            raise AuditError(f"{self.path}: cannot be read: {error.strerror}") from error
+        with refuse_unreadable_path(self.path), open(self.path, "rb") as file:
+            for begin in places:
+                file.seek(begin)
+                yield self._parse_journal_line(file.readline())[1]
 
     def _parse_journal_line(self, line: bytes, number: int | None = None) -> tuple[Key, Record]:
         """Return the key and record of a line.
