@@ -42,7 +42,7 @@ VARIES = 0.2
 # level of the exact binomial test of the run's own requests; over ten bursts, 0.5% of honest runs
 # fail
 LEVEL = 5e-4
-_UNSTEADY = 0.01  # level of the same test over all repeated requests, for a doubt
+_UNSTEADY = 0.05  # level of the same test over the first repeats of requests, for a doubt
 # Number of the four sentinels that must give none of the answers of the handshake. A server as
 # variable as VARIES reaches it in 0.2% of runs.
 _CHANGED = 2
@@ -126,8 +126,8 @@ class ServerWatch:
         max_difference: largest difference of log-probabilities to allow, in nats.
         mean: largest mean difference to allow, in nats.
         measured: largest difference in the handshake, in nats.
-        compared: number of greedy answers that were repeated.
-        differed: number of these that differed.
+        compared: number of greedy requests that were repeated.
+        differed: number of these whose answer differed the first time.
         rescored: number of texts that were scored again.
     """
 
@@ -144,6 +144,8 @@ class ServerWatch:
     _scored: list[WatchedRequest] = field(default_factory=list)
     _own: _RequestPool = field(default_factory=_RequestPool)
     _own_scored: _RequestPool = field(default_factory=_RequestPool)
+    # numbers of the counted requests; later repeats do not count, as all differ from a rare answer
+    _counted: set[int] = field(default_factory=lambda: {0})
     _requests: int = 0
     _finished: int = 0  # their number at the last full check
     _n_since_check: int = 0
@@ -237,8 +239,9 @@ class ServerWatch:
         greedy = self._own.choose_last(self._checks)
         scored = self._own_scored.choose_last(self._checks)
         self._count_check()
-        self._redraw_differing([*self._sentinels, *greedy])
-        if self.differed:  # even if only in the handshake, before the run had requests to check
+        differing = self._redraw_differing([*self._sentinels, *greedy])
+        # even if only in the handshake, before the run had requests to check
+        if differing or self.differed:
             self._recheck_burst()
         self._check_rescored_texts([*self._scored, *scored])
 
@@ -338,8 +341,10 @@ class ServerWatch:
             for answer, text in zip(answers, self.draw(answers), strict=True):
                 if text != answer.text:
                     differing.append((answer, text))
-        self.compared += len(answers)
-        self.differed += len(differing)
+                if answer.number not in self._counted:
+                    self._counted.add(answer.number)
+                    self.compared += 1
+                    self.differed += text != answer.text
         return differing
 
 

@@ -243,7 +243,7 @@ class RemoteModel(LanguageModel):
             scored = f", and {watch.rescored:,} texts were scored again, cut elsewhere"
         sentences.append(
             f"requested again during the run and at its end: {watch.compared:,} greedy answers, of "
-            f"which {watch.differed:,} differed{scored}"
+            f"which {watch.differed:,} differed the first time{scored}"
         )
         return tuple(sentences)
 

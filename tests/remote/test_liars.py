@@ -142,7 +142,7 @@ def test_an_honest_server_raises_no_alarm(
     assert not any(
         remote.has_withheld_answer_by_prefix([secret.prefix for secret in secrets(leaky)])
     )
-    assert remote.asker.watch.compared == 12 and not remote.asker.watch.differed
+    assert remote.asker.watch.compared == 8 and not remote.asker.watch.differed
 
 
 # --- one answer ---
@@ -242,6 +242,16 @@ def test_honest_servers_are_let_be(varies: float, noise: float, most: int) -> No
         except ServerChanged:
             alarms += 1
     assert alarms <= most
+
+
+def test_a_rare_answer_counts_once() -> None:
+    watch = ServerWatch(lambda asked: ["usual"] * len(asked), None, [(i,) for i in range(4)])
+    watch.ask_initial_sentinels()
+    watch.note_greedy_answer((5,), 8, "rare")
+    for i in range(6, 9):
+        watch.note_greedy_answer((i,), 8, "usual")
+        watch.check_all_sentinels()
+    assert (watch.differed, watch.compared) == (1, 8)
 
 
 # --- a whole run ---
