@@ -33,6 +33,7 @@ from auditor.statistics.roc import (
     bound_distance_change,
     compute_conformal_threshold,
     count_allowed_false_positives,
+    tpr_at_fpr,
 )
 
 # the level for a pair of thirty points is 0.09%: about seven resamples are beyond it
@@ -136,14 +137,24 @@ def estimate_tpr_leakages(scores: Points, rate: float) -> list[ModelLeakage]:
 
     The share is averaged over seeds, with a bootstrap interval. scores: by model and seed,
     (members' scores, non-members' scores) of the same records in the same order. rate: the
-    false-positive rate. Each seed and resample has its own threshold, and its own direction: a
-    defense that makes members less likely than non-members also reveals them.
+    false-positive rate. Each seed and resample has its own threshold. The scores of a model
+    are negated if that finds more members: a defense that makes members less likely than
+    non-members also reveals them. All its seeds and resamples have one direction, because the mean
+    of the larger rates would exceed `rate` even at chance.
     """
+
+    def sum_rates(seeds: Sequence[Sides]) -> float:
+        return sum(tpr_at_fpr(*sides, rate).value for sides in seeds)
+
+    directed = []
+    for point in scores:
+        negated = [(-members, -others) for members, others in point]
+        directed.append(max(point, negated, key=sum_rates))
     return _resample_leakages(
-        scores,
-        scores,
-        partial(_resample_best_direction_tpr, rate),
-        partial(_mark_members_above_fpr_threshold, rate),
+        directed,
+        directed,
+        partial(_resample_tpr, rate),
+        lambda sides: sides[0] > compute_conformal_threshold(sides[1], rate),
     )
 
 
@@ -208,37 +219,12 @@ def _compare_all_pairs(members: Floats, others: Floats) -> Floats:
     return ahead
 
 
-def _mark_members_above_fpr_threshold(rate: float, scores: Sides) -> Bools:
-    """Return (members,), True for members found at the false-positive rate `rate`.
-
-    Scores are negated if that finds more members.
-    """
-    members, others = scores
-    upwards, downwards = (
-        side * members > compute_conformal_threshold(side * others, rate) for side in (1, -1)
-    )
-    if upwards.sum() >= downwards.sum():
-        return upwards
-    return downwards
-
-
-def _resample_best_direction_tpr(
-    rate: float, scores: Sides, members: Draws, nonmembers: Draws
-) -> Values:
-    upwards, downwards = (
-        _resample_tpr(side * scores[0], side * scores[1], rate, members, nonmembers)
-        for side in (1, -1)
-    )
-    return np.maximum(upwards, downwards)
-
-
-def _resample_tpr(
-    member_scores: Floats, others: Floats, rate: float, members: Draws, nonmembers: Draws
-) -> Values:
+def _resample_tpr(rate: float, scores: Sides, members: Draws, nonmembers: Draws) -> Values:
     """Return `roc.tpr_at_fpr` of every resample, of shape (resamples,).
 
     members, nonmembers: (resamples, m) and (resamples, n), how often each resample draws each one.
     """
+    member_scores, others = scores
     surest = np.argsort(-others)
     passed = np.cumsum(nonmembers[:, surest], axis=1) <= count_allowed_false_positives(
         len(others), rate
