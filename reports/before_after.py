@@ -29,7 +29,7 @@ from auditor.reports.escaping import make_printable_line
 
 _MOST = 12  # attacks on the screen; the page lists all
 _NOT_PREDICTED = (
-    "no prediction: it needs an attack that extracts records word for word, and groups by copies"
+    "nothing: it takes a mitigation by copies, and whole records that an attack recites"
 )
 
 

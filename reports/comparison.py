@@ -101,7 +101,9 @@ def _format_run_table_cells(
     """
     cell = line.comparands[i]
     if cell.delta:
-        delta = f"{description}{phrases.format_difference(cell.delta)}"
+        first = line.comparands[0].measured
+        difference = phrases.format_compared_difference(cell.delta, first, cell.measured)
+        delta = f"{description}{difference}"
     else:
         delta = make_printable_line(cell.reason)
     return (

@@ -27,6 +27,7 @@ from auditor.core.result import (
 from auditor.reports.escaping import make_printable_line
 from auditor.statistics import compare, documents, metrics
 from auditor.statistics.metrics import make_label
+from auditor.statistics.roc import AUC
 
 NOTHING = "–"
 OUTSIDE = "outside the claim"
@@ -438,6 +439,20 @@ MORE_LIKELY = "how much more likely members' true tokens are than non-members'"
 def format_difference(m: Measurement) -> str:
     """Return a difference: `−12 points [−16 to −8]` or `−3.10 bits [−4.00 to −2.20]`."""
     return f"{format_point_difference(m)} {format_interval(m)}"
+
+
+def format_compared_difference(
+    difference: Measurement, before: Measurement | None, now: Measurement | None
+) -> str:
+    """Return the difference of two measurements, and the AUCs below 0.5 that it mirrors.
+
+    `−0.132 AUC [−0.441 to 0.178], 0.383 counted as 0.617`
+    """
+    text = format_difference(difference)
+    for m in (before, now):
+        if m is not None and m.unit == AUC and m.value < 0.5:
+            text += f", {format_value(m)} counted as {format_number(1 - m.value, '#')}"
+    return text
 
 
 def format_baseline_excess(m: Measurement) -> str:

@@ -187,3 +187,13 @@ def test_long_model_names_keep_their_ends() -> None:
     start = "models/" + "long-name-" * 9
     names = {phrases.shorten_model_name(f"{start}{step}") for step in (1000, 2000)}
     assert len(names) == 2 and max(map(len, names)) == phrases.MOST_OF_NAME
+
+
+def test_a_difference_of_aucs_says_which_of_them_it_mirrors() -> None:
+    """Before: 0.749, 0.383 and a difference of −0.132 stood in one row."""
+    before = Measurement("membership_auc", 0.749, 0.46, 1.0, 37, "AUC")
+    after = Measurement("membership_auc", 0.383, 0.09, 0.675, 37, "AUC")
+    change = Measurement("membership_auc", -0.132, -0.441, 0.178, 37, "AUC")
+    said = phrases.format_compared_difference(change, before, after)
+    assert said == "−0.132 AUC [−0.441 to 0.178], 0.383 counted as 0.617"
+    assert phrases.format_compared_difference(change, before, before) == said.partition(",")[0]
