@@ -48,6 +48,9 @@ from auditor.runs.prefix_token import resolve_prefix_token, wrap_prefixed_model
 from auditor.training import preflight
 
 PREFIX = "audit/"  # of logged names
+# Exposure among up to so many texts is exact during training, otherwise estimated, as an exact rank
+# among 10^6 texts takes ten times as long. At the end it is exact.
+_ENUMERATE = 10_000
 MEMBERS = "extraction_probability"
 OTHERS = "extraction_probability_nonmembers"
 LOSS = "loss_members"
@@ -126,7 +129,8 @@ class AuditCallback(TrainerCallback):
 
     The values are logged as `audit/NAME`. Two values are logged for members and, as a baseline, for
     non-members: the mean exact probability that a sample is the record's suffix, and the suffix
-    loss in nats per token. For inserted canaries, the value is the mean exposure in bits.
+    loss in nats per token. For inserted canaries, the value is the mean exposure in bits, estimated
+    among more than 10,000 possible texts.
 
     Under DDP, process 0 measures and the others wait. Before the first step, raise AuditError for
     FSDP and DeepSpeed, because no process has all weights. Also raise AuditError if members are
@@ -357,7 +361,8 @@ class AuditCallback(TrainerCallback):
 
     def _measure_mean_exposure(self, target: LanguageModel) -> float:
         inserted = select_members(self.canaries)
-        observations = order_observations(self.probes[1], self._white_box_view(target), inserted)
+        probe = Exposure(enumerate=_ENUMERATE)
+        observations = order_observations(probe, self._white_box_view(target), inserted)
         return float(value_column(observations, "exposure_bits").mean())
 
     def _white_box_view(self, target: LanguageModel) -> View:

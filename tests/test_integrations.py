@@ -19,8 +19,13 @@ from torch.utils.data import IterableDataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
 
 from auditor import audit, load_run
+from auditor.attacks.exposure import Exposure
 from auditor.core.errors import AuditError
+from auditor.core.nouns import Canary, CanarySpace, Secret
+from auditor.generation import tries
 from auditor.integrations import NOT_CHECKED, AuditCallback, StopLimit
+from auditor.models.huggingface import HuggingFaceModel
+from auditor.runs.prefix_token import wrap_prefixed_model
 from auditor.training import preflight
 from tests.conftest import check_command, refuses, save_tiny
 
@@ -193,6 +198,22 @@ class Gathering(Trainer):
             logs["mean_loss"] = sum(self.gathered) / len(self.gathered)
         super().log(logs, *args, **named)
         self.gathered.clear()
+
+
+def test_exposure_in_a_large_space_is_estimated_in_training_alone(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search of 10^6 texts at each measurement took minutes."""
+    made = trainer(base, tmp_path)
+    tokenizer: Any = made.processing_class
+    callback = AuditCallback(made, data=MEMBERS, canaries=tmp_path / "canaries.json")
+    space, text = CanarySpace("The code is {digits:5}"), "The code is 12345"
+    suffix = tuple(tokenizer(text)["input_ids"])
+    callback.canaries = (Secret("c", (), suffix, 1, True, Canary(text, space)),)
+    target = wrap_prefixed_model(HuggingFaceModel(made.model, tokenizer, "tiny"), (0,))
+    monkeypatch.setattr(tries, "count_leaves_within_nll", lambda *_, **__: 1 / 0)
+    assert 0 <= callback._measure_mean_exposure(target) <= space.bits
+    assert callback.probes[1] == Exposure()  # of the audit at the end
 
 
 def test_metrics_that_a_trainer_gathers_stay_whole(base: Path, tmp_path: Path) -> None:
