@@ -73,9 +73,7 @@ def format_change_cells(line: ComparisonRow) -> tuple[str, ...]:
     before = line.comparands[0]
     now = line.comparands[-1]
     if now.delta:
-        difference = phrases.format_compared_difference(
-            now.delta, before.measured, now.measured
-        )
+        difference = phrases.format_compared_difference(now.delta, before.measured, now.measured)
     else:
         difference = make_printable_line(now.reason or before.reason)
     numbers = map(phrases.format_measurement_value, (before.measured, now.measured))

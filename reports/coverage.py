@@ -54,8 +54,8 @@ def _format_recited_share(m: Measurement, clause: str, *, is_whole: bool) -> str
 def format_strata(finding: Finding) -> str:
     """Return extracted counts by copies, most copies first: `16 copies: 14 of 14; 1 copy: 0 of 27`.
 
-    If only a sample was attacked, add the population: `0 of 27 asked (121 in all)`. More than two strata
-    without an attacked record are counted together, at the end. Return "" if copies were not
+    If only a sample was attacked, add the population: `0 of 27 asked (121 in all)`. More than two
+    strata without an attacked record are counted together, at the end. Return "" if copies were not
     counted.
     """
     parts = []

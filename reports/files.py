@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from auditor.core import disk
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import encode_json, to_json
+from auditor.core.jsonable import encode_json
 from auditor.core.result import AuditResult
 from auditor.gate.compare import Comparison
 from auditor.records import manifest

@@ -6,7 +6,6 @@ The models are the defenses of a run, or a grid of defense settings. The compari
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from auditor.core import disk
 from auditor.core.counts import format_count
-from auditor.core.jsonable import encode_json, to_json
+from auditor.core.jsonable import encode_json
 from auditor.core.result import Frontier, FrontierPoint
 from auditor.reports import escaping, phrases, plot_files, tables
 from auditor.reports.blocks import (
