@@ -1,4 +1,4 @@
-"""Convert records to JSON values and back according to their annotations, and read JSON files.
+"""Convert records to JSON values and back by their annotations, and read JSON and TOML files.
 
 pydantic validates records and describes their schema. This module adds names for the floats that
 JSON cannot express, and error messages of one sentence. pydantic is imported only when a record is
@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import json
 import math
+import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -240,6 +241,19 @@ def read_record(path: Path, kind: type[Record], description: str) -> Record | No
     if not path.is_file():
         return None
     return from_json(kind, read_json_object(path, description), str(path))
+
+
+def read_toml(path: Path, description: str) -> dict[str, Any]:
+    """Return the values of a TOML file, which messages call `description`.
+
+    Raise AuditError if the file is missing, unreadable or not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise AuditError(f"cannot read {description} {str(path)!r}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise AuditError(f"{path} is not TOML: {error}") from error
 
 
 def write_json(path: Path, value: Any, *, indent: int | None = 1, sync: bool = False) -> None:

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -40,7 +39,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from auditor.core.errors import AuditError
-from auditor.core.jsonable import from_json
+from auditor.core.jsonable import from_json, read_toml
 from auditor.core.nouns import SettingName
 from auditor.gate.rulings import Treatment
 from auditor.statistics.audited import MAIN
@@ -189,12 +188,7 @@ def read_gate_policy(path: Path) -> Policy:
 
     Raise AuditError for a missing file, invalid TOML, unknown keys and empty rules.
     """
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise AuditError(f"cannot read the policy {str(path)!r}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise AuditError(f"{path} is not TOML: {error}") from error
+    raw = read_toml(path, "the policy")
     policy_file = from_json(_PolicyFile, raw, str(path))
     rules = list(map(parse_gate_rule, policy_file.rules))
     for i, table in enumerate(raw.get("rule", ()), 1):

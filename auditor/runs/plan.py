@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from auditor.core.errors import AuditError, refuse_unknown_names
-from auditor.core.jsonable import from_json
+from auditor.core.jsonable import from_json, read_toml
 from auditor.core.plan import FIELDS, IN_FILE, Plan
 from auditor.core.plan_fields import AUTO, Options
 
@@ -38,12 +38,7 @@ def read_plan_file(path: Path, extra: Collection[str] = ()) -> dict[str, Any]:
     `extra` are allowed keys besides plan fields. Raise AuditError for a missing file, invalid TOML
     or an unknown field.
     """
-    try:
-        values = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise AuditError(f"cannot read the plan {str(path)!r}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise AuditError(f"{path} is not TOML: {error}") from error
+    values = read_toml(path, "the plan")
     refuse_unknown_names(f"field in {path}:", values, (*IN_FILE, *extra))
     for name, value in values.items():
         check_plan_field_type(name, value)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +168,19 @@ def test_missing_and_binary_files(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(AuditError, match="is not TOML"):
         read_plan_file(tmp_path / "x.toml")
+
+
+def test_a_plan_is_read_as_utf_8_in_every_locale(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('data = "é"', encoding="utf-8")
+    code = (
+        "import pathlib; from auditor.runs.plan import read_plan_file as read; "
+        "print(ascii(read(pathlib.Path('plan.toml'))['data']))"
+    )
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    printed = subprocess.check_output(
+        [sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, **ascii_only}, text=True
+    )
+    assert printed.strip() == ascii("é")
 
 
 @pytest.mark.parametrize(
