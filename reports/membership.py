@@ -101,7 +101,12 @@ def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, 
     first = f"{'strongest' if finding.scores_tried else 'main'}: {main.note if main else ''}"
     adjusted = finding.measurement(ADJUSTED_AUC)
     if adjusted:
-        cells = [phrases.NOTHING] * (len(FALSE_POSITIVES) + 2)
+        cells = []
+        for rate in FALSE_POSITIVES:
+            # Without a number in any row, all cells are equal, and the caption has the reason.
+            is_measured = finding.measurement(name_tpr_metric("", rate))
+            cells.append(phrases.NOTHING if is_measured else _format_needed_nonmembers(rate))
+        cells += [phrases.NOTHING] * 2
         title = f"adjusted: {adjusted.note}"
         yield title, phrases.format_measurement_value(adjusted), *cells
     for name, title in {"": first, **CONTROLS, **SCORES, **_list_plugin_scores(finding)}.items():
@@ -110,7 +115,7 @@ def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, 
             continue
         cells = []
         for rate in FALSE_POSITIVES:
-            cells.append(f"needs {roc.count_threshold_nonmembers(rate):,} non-members")
+            cells.append(_format_needed_nonmembers(rate))
             if m := finding.measurement(name_tpr_metric(name, rate)):
                 cells[-1] = phrases.format_measurement_value(m)
         partial = finding.measurement(name_partial_auc_metric(name))
@@ -122,6 +127,10 @@ def _build_membership_score_table_rows(finding: Finding) -> Iterator[tuple[str, 
             phrases.format_measurement_value(partial),
             counts.note if counts else phrases.NOTHING,
         )
+
+
+def _format_needed_nonmembers(rate: float) -> str:
+    return f"needs {roc.count_threshold_nonmembers(rate):,} non-members"
 
 
 def _list_plugin_scores(finding: Finding) -> dict[str, str]:

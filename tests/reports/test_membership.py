@@ -24,7 +24,7 @@ from auditor.reports.table_of_contents import build_page_document
 from auditor.reports.terminal import build_report_screen
 from auditor.reports.verdict import write_verdict_headline
 from auditor.statistics import roc
-from auditor.statistics.metrics import name_auc, name_score_column, name_tpr_metric
+from auditor.statistics.metrics import ADJUSTED_AUC, name_auc, name_score_column, name_tpr_metric
 from tests.reports.conftest import finding
 from tests.rows import write_rows
 
@@ -117,7 +117,15 @@ def test_the_table_has_every_score_and_says_what_too_few_non_members_cannot_show
         "25% [10–40]",
         "75/300 above 2",
     )
-    assert table.caption.endswith("(TPR at 0.1% FPR: needs 999 non-members)")
+    # Before: with an adjusted AUC, whose row has no TPR, each row had the reason in a cell.
+    adjusted = replace(auc("", 0.7), name=ADJUSTED_AUC, note="loss")
+    with_adjusted = replace(row(), measurements=(*row().measurements, adjusted))
+    document = build_page_document(with_row(result, with_adjusted))
+    (section,) = (s for s in document.sections if s.id == "membership")
+    second = next(block for block in section.blocks if isinstance(block, Table))
+    assert second.groups[0].rows[0][0] == "adjusted: loss"
+    for shown in (table, second):
+        assert shown.caption.endswith("(TPR at 0.1% FPR: needs 999 non-members)")
     assert repeats.groups[0].rows[1] == ("64", "0.990", "[0.980–1.00]")
     assert repeats.caption.endswith("(n: 400; Score: EZ-MIA)")
     assert "main: EZ-MIA" in markdown.render_markdown_report(with_row(result, row()))
