@@ -266,9 +266,11 @@ def stream_csv_table_rows(
                 yield fields
             line = lines.line_num + 1
     except csv.Error as error:
+        advice = "write each quote inside a text twice"
+        if len(header) == 1 and ";" in header[0]:
+            advice = "write a comma between fields instead of ;"
         raise AuditError(
-            f"{where}: not CSV in the record that starts at line {line}: {error}: write each quote "
-            "inside a text twice"
+            f"{where}: not CSV in the record that starts at line {line}: {error}: {advice}"
         ) from None
     finally:
         csv.field_size_limit(old_limit)

@@ -293,6 +293,7 @@ def test_dictionary_encoded_parquet_text_is_text(tmp_path: Path) -> None:
         ),
         ("d.csv", b'prefix,suffix\na,"%s" b\n', "not CSV in the record that starts at line 2"),
         ("d.csv", b'prefix,suffix\na,"%s \\"b\\""\n', ": write each quote inside a text twice"),
+        ("d.csv", b'text;ward\n"a, %s";b\n', ": write a comma between fields instead of ;"),
         ("d.csv", b"prefix,prefix,suffix\na,b,%s\n", "expected one column 'prefix', got 2"),
         ("d.csv", b"%s 1,%s 2\na,b\n", "2 columns not shown, as a name may be private"),
         ("d.csv", b"%s,Meier\na,b\n", "got 2 columns not shown, as a name may be private"),
