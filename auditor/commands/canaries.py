@@ -88,13 +88,13 @@ def make(
     Args:
         out (-o, --out MANIFEST): Manifest to write. Keep it: it contains the answers.
         counts (1,4,16): How often to insert each canary. [default: 1,2,4,8,16; with --audit 1]
-        seed: Seed of the canaries and of their coins. [default: 0; with --audit a secret one]
+        seed: Seed of the canaries and of their coins. [default: a random one]
 
     Examples:
         audit canaries make --each 8 --counts 1,4,16 -o canaries.json
         audit canaries make --audit 400 -o canaries.json
     """
-    from auditor.benchmarks.canaries import exposure_canaries, manifests
+    from auditor.benchmarks.canaries import audit_canaries, exposure_canaries, manifests
 
     sizes = options.list_given_flags(exposure)
     audit_given = options.list_given_flags(coins)
@@ -111,11 +111,14 @@ def make(
         raise AuditError("expected -o, a manifest to write, got none")
     if exposure.each is not None:
         sizes["per_count"] = sizes.pop("each")
+    if seed is None:
+        # A fixed seed would draw canaries, or controls, that other data sets already contain.
+        seed = audit_canaries.draw_canary_seed()
     manifest = exposure_canaries.make_exposure_canary_manifest(
         sizes.pop("format", ["My ID is {digits:6}"]),
         _parse_insertion_counts_flag("1,2,4,8,16" if counts is None else counts),
         lists=dict(map(_read_named_word_list_flag, sizes.pop("list_", []))),
-        seed=seed or 0,
+        seed=seed,
         **sizes,
     )
     manifests.write_canary_manifest(out, manifest)

@@ -38,6 +38,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "My ID is {digits:3}",
         "--counts",
         "1,12",
+        "--seed",
+        "0",
     ]
     check_command("canaries", *made, "--each", "2", "--controls", "2")
     data = [f"{folder}/canaries.json", f"{folder}/data.jsonl", "-o", f"{folder}/trained.jsonl"]
@@ -133,6 +135,20 @@ def test_a_run_has_no_scores_of_another_manifest_with_the_same_ids(
     for option in (["--seed", "3"], ["--dtype", "bfloat16"]):  # they had no effect
         check_command("canaries", "score", f"{inputs}/canaries.json", finished, *option, code=2)
         assert "go with a model" in capsys.readouterr().err
+
+
+def test_controls_are_not_the_canaries_of_another_data_set(tmp_path: Path) -> None:
+    # One seed for all: the eight controls were canaries that the other manifest inserts.
+    made = {"theirs": [], "ours": ["--counts", "1,4", "--each", "4", "--controls", "8"]}
+    texts: dict[str, set[str]] = {}
+    for name, options in made.items():
+        options += ["--format", "My ID is {digits:15}", "-o", f"{tmp_path}/{name}.json"]
+        check_command("canaries", "make", *options)
+        canaries = json.loads((tmp_path / f"{name}.json").read_text())["canaries"]
+        texts[name] = {
+            entry["text"] for entry in canaries if (entry["count"] == 0) == (name == "ours")
+        }
+    assert len(texts["ours"]) == 8 and not texts["ours"] & texts["theirs"]
 
 
 def test_ids_and_numbers_only(inputs: Path, finished: Path, capsys: Said) -> None:
