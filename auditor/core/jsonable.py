@@ -33,8 +33,11 @@ def to_json(value: Any) -> Any:
 
     JSON has no infinite or undefined numbers, so they become the texts "inf", "-inf" and "nan".
     """
-    if isinstance(value, float):  # first, because most values are numbers
+    # Numbers and texts first, because most values are.
+    if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
+    if value is None or isinstance(value, str | int):
+        return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
