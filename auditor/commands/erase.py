@@ -37,9 +37,9 @@ def erase(
 
     Args:
         stores (STORE...): Folder, file or postgresql:// address; KIND:PATH if it is not recognised.
-        deleted (FILE.jsonl): The deleted records: text, embedding, id.
-        control (--kept FILE.jsonl): Records that are still in the store, if possible all of them:
-            the control.
+        deleted (FILE): The deleted records: text, embedding, id; .jsonl, .csv or .parquet.
+        control (--kept FILE): Records that are still in the store, if possible all of them: the
+            control.
         model: Also ask this model: Hugging Face id or folder.
         nonmembers (FILE): Records that --model never saw: the membership baseline.
         released (FILE): Also search released text; repeatable.

@@ -1,10 +1,12 @@
 """Read all deleted records, and a sample of kept records as the control.
 
-Each file is JSONL whose rows have `text`, and optionally `id` and `embedding` or `vector`.
+Each file is JSONL, CSV or Parquet. Its rows have `text`, and optionally `id` and `embedding` or
+`vector`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -29,6 +31,11 @@ CONTROL = 400  # kept records to look for
 LEAST = 20  # fewest control records for a verdict on a layer
 _AT_ONCE = 2_000  # kept rows to compare at once
 _VECTOR_NAMES = ("embedding", "vector")
+_SUFFIXES = {  # of files that are read, with what they must hold
+    ".jsonl": "one JSON object a line, in UTF-8",
+    ".csv": "a header of different names and a line for each record, in UTF-8",
+    ".parquet": "a readable Parquet file whose columns have different names",
+}
 _SAME = 1 - 1e-6  # cosine of two vectors that differ by rounding of float32 at most
 _NEARLY = 0.99  # cosine in float32 from which it is computed in float64
 ALIKE = 0.999  # cosine at which two vectors count as equal, as int8 and float16 round
@@ -293,46 +300,52 @@ def _read_control(path: Path) -> list[tuple[int, StoredRecord]]:
 
     The rows in between are not parsed.
     """
-    _check_file("--kept", path)
-    source = f"--kept {str(path)!r}"
-    try:
-        n_rows = sum(1 for _ in large_tables.stream_nonblank_lines(path))
-        if not n_rows:
-            raise AuditError(
-                f"{source} is empty: expected records that stay, which show what a search can find"
-            )
-        sample = np.linspace(0, n_rows - 1, min(n_rows, CONTROL)).round().astype(int)
-        sampled_rows = set(sample.tolist())
-        lines = enumerate(large_tables.stream_nonblank_lines(path))
-        chosen = []
-        for row, line in lines:
-            if row in sampled_rows:
-                chosen.append((row, line))
-    except UnicodeDecodeError:
-        raise AuditError(f"{source}: expected UTF-8") from None
+    n_rows = sum(1 for _ in _stream_raw_rows("--kept", path))
+    if not n_rows:
+        raise AuditError(
+            f"--kept {str(path)!r} is empty: expected records that stay, which show what a search "
+            "can find"
+        )
+    sample = np.linspace(0, n_rows - 1, min(n_rows, CONTROL)).round().astype(int)
+    sampled_rows = set(sample.tolist())
     control = []
-    for row, line in chosen:
-        value = require_json_object(source, row, parse_table_json(source, line, row))
-        control.append((row, _parse_record("--kept", path, row, value, deleted=False)))
+    for row, raw in enumerate(_stream_raw_rows("--kept", path)):
+        if row in sampled_rows:
+            value = _parse_row("--kept", path, row, raw)
+            control.append((row, _parse_record("--kept", path, row, value, deleted=False)))
     return control
 
 
-def _check_file(flag: str, path: Path) -> None:
-    if path.suffix.lower() != ".jsonl" or not path.is_file():
-        if path.is_file():
-            got = f"a name that ends in {path.suffix!r}"
-        else:
-            got = "no such file"
-        raise AuditError(f"{flag} {str(path)!r}: expected a .jsonl file, got {got}")
-
-
 def _stream_rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
+    for row, raw in enumerate(_stream_raw_rows(flag, path)):
+        yield _parse_row(flag, path, row, raw)
+
+
+def _stream_raw_rows(flag: str, path: Path) -> Iterator[str | dict[str, Any]]:
+    """Yield each row: a line of JSONL, which is not parsed, or the cells of CSV or Parquet."""
     source = f"{flag} {str(path)!r}"
-    _check_file(flag, path)
+    suffix = path.suffix.lower()
+    if not path.is_file() or suffix not in _SUFFIXES:
+        got = f"a name that ends in {suffix!r}" if path.is_file() else "no such file"
+        raise AuditError(f"{source}: expected a .jsonl, .csv or .parquet file, got {got}")
     try:
-        yield from large_tables.stream_objects(source, path)
+        if suffix == ".jsonl":
+            yield from large_tables.stream_nonblank_lines(path)
+        elif suffix == ".csv":
+            yield from large_tables.stream_objects(source, path)
+        else:
+            with large_tables.open_parquet(path) as file:
+                for batch in file.iter_batches(batch_size=_AT_ONCE):
+                    yield from batch.to_pylist()
     except (UnicodeDecodeError, large_tables.NotStreamable):
-        raise AuditError(f"{source}: expected one JSON object a line, in UTF-8") from None
+        raise AuditError(f"{source}: expected {_SUFFIXES[suffix]}") from None
+
+
+def _parse_row(flag: str, path: Path, row: int, raw: str | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(raw, dict):
+        return raw
+    source = f"{flag} {str(path)!r}"
+    return require_json_object(source, row, parse_table_json(source, raw, row))
 
 
 def _parse_record(
@@ -350,7 +363,7 @@ def _parse_record(
         raise AuditError(f"{source}: expected words in the column 'text', got {kind}")
     if not text.strip():
         raise AuditError(f"{source}: expected words in the column 'text', got none")
-    if value.get("id") is not None:
+    if value.get("id") not in (None, ""):
         name = str(value["id"])
     else:
         name = f"row {row}"
@@ -358,11 +371,13 @@ def _parse_record(
 
 
 def _list_vectors(where: str, value: dict[str, Any]) -> Iterator[Floats]:
-    column = next((name for name in _VECTOR_NAMES if value.get(name) is not None), None)
+    column = next((name for name in _VECTOR_NAMES if value.get(name) not in (None, "")), None)
     if column is None:
         return
+    cell = value[column]
     try:
-        vector = np.array(value[column], dtype=np.float64)
+        # A cell of CSV holds a list as text: [0.25, -1.5].
+        vector = np.array(json.loads(cell) if isinstance(cell, str) else cell, dtype=np.float64)
     except (TypeError, ValueError):
         vector = np.empty((0, 0))
     if vector.ndim != 1 or not len(vector) or not np.isfinite(vector).all():

@@ -138,7 +138,7 @@ def stream_objects(
     if path.suffix.lower() == ".csv":
         with path.open(encoding="utf-8-sig", newline="") as text:
             rows = stream_csv_table_rows(where, text)
-            header = next(rows)
+            header = next(rows, [])
             if len(set(header)) < len(header):
                 raise NotStreamable
             for fields in rows:

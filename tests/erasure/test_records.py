@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shutil
 import unicodedata
@@ -444,6 +445,59 @@ def test_each_person_and_each_record_of_one_id_counts(tmp_path: Path) -> None:
     erasure = examine_erased_stores([store], records, lambda _: None)
     assert (erasure.n_deleted, erasure.n_left, erasure.n_users) == (6, 4, 4)
     assert erasure.users_left == ["another", "person 0", "person 1", "person 2"]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_csv_and_parquet_are_read_as_jsonl(tmp_path: Path, suffix: str) -> None:
+    """Database exports; a cell of CSV holds a vector as text, as pgvector writes it."""
+    rows = make_rows(500)
+    for i, row in enumerate(rows):
+        row["user"] = f"person {i % 3}"
+        row["text"] += ', "quoted"\nline'
+    rows[1]["id"] = rows[2]["embedding"] = None
+
+    def save(name: str, chosen: list[Row]) -> Path:
+        path = tmp_path / f"{name}{suffix}"
+        if suffix == ".parquet":
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chosen), path)
+            return path
+        with path.open("w", newline="") as file:
+            lines = csv.DictWriter(file, list(chosen[0]))
+            lines.writeheader()
+            for row in chosen:
+                lines.writerow(
+                    {**row, "embedding": row["embedding"] and json.dumps(row["embedding"])}
+                )
+        return path
+
+    plain = read_erasure_records(
+        write_rows(tmp_path / "gone.jsonl", rows[:6]),
+        write_rows(tmp_path / "kept.jsonl", rows[6:]),
+        "user",
+    )
+    found = read_erasure_records(save("gone", rows[:6]), save("kept", rows[6:]), "user")
+    assert (found.n_kept, found.kept_texts) == (plain.n_kept, plain.kept_texts)
+    for one, other in zip(found.targets, plain.targets, strict=True):
+        assert (one.name, one.text, one.users) == (other.name, other.text, other.users)
+        assert np.array_equal(one.vectors, other.vectors)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("gone.csv", "", "is empty"),
+        ("gone.csv", "text,text\na,b\n", "a header of different names"),
+        ("gone.csv", "text,vector\na,soon\n", "a list of finite numbers"),
+        ("gone.csv", "text\n\n", "is empty"),
+        ("gone.parquet", "no", "a readable Parquet file"),
+        ("gone.xlsx", "no", "expected a .jsonl, .csv or .parquet file, got .* '.xlsx'"),
+    ],
+)
+def test_unreadable_tables_are_refused(tmp_path: Path, name: str, content: str, told: str) -> None:
+    (tmp_path / name).write_text(content)
+    kept = write_rows(tmp_path / "kept.jsonl", make_rows(40))
+    with pytest.raises(AuditError, match=told):
+        read_erasure_records(tmp_path / name, kept)
 
 
 def test_each_vector_of_rows_of_one_text_is_looked_for(tmp_path: Path) -> None:
