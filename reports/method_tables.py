@@ -244,8 +244,9 @@ def _build_row_method_blocks(result: AuditResult) -> Iterator[Block]:
         cost = [phrases.NOTHING] * 3  # nothing is counted for probes
         if f.drawn or f.rows:
             cost[:2] = f"{f.drawn:,}", f"{f.rows:,}"
-        if f.seconds and not f.not_applicable:
-            cost[2] = phrases.format_duration(f.seconds)
+        if not f.not_applicable:
+            # An earlier session gave answers of a resumed configuration; its time is not recorded.
+            cost[2] = phrases.format_duration(f.seconds) if f.seconds else "unknown"
         costs.append((phrases.title_row(result, f), f.attack, *cost))
     head = ("Target", "Attack", "Tokens drawn", "Forward rows", "Time")
     yield make_table("rows-table", "Cost of each configuration", head, costs, {2, 3, 4})

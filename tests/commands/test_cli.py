@@ -1047,7 +1047,8 @@ def test_probes_measure_beside_attacks(measured: Path) -> None:
     report = (out / "report.md").read_text()
     assert "| chance per sample " in report and "| chance per sample ≥ " in report
     assert "### Expected recall of any of n samples" in report
-    assert not re.search(r"\| (extraction-probability|near-verbatim) \| – \|", report)
+    results = report.partition("Cost of each configuration")[0]
+    assert not re.search(r"\| (extraction-probability|near-verbatim) \| – \|", results)
     lines = [json.loads(line) for line in (out / "observations.jsonl").read_text().splitlines()]
     assert all(set(line) == {"cell", "secret", "values"} for line in lines)
     assert len({(line["cell"], line["secret"]) for line in lines}) == len(lines)

@@ -35,6 +35,8 @@ _SHOWN = re.compile(
     r"\s?A token takes [\d.,]+ times as long\."
     r"|paid for [\d,]+ tokens in [\d,]+ requests \([^)]*\)"
     r"|(?<=Time per token)(?::|</d[td]>|<d[td]>|\s|–|[\d.,]+ ms)+"
+    # without the time of a resumed configuration, a column less; `result.json` has the counts
+    r"|Cost of each configuration[^|<]*(?:\|[^\n]*\n)+|(?s:<table id=\"rows-table\">.*?</table>)"
     r"|\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:\+00:00| UTC)?"
     r"|[\d.,]+\s?(?:times as long|GFLOP/s|ms|MB|GB|s|min|seconds|minutes)\b"
 )

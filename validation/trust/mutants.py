@@ -88,7 +88,6 @@ MORE = {  # tests that run a module through another module
 # This warning is about plug-ins that torch or opacus imported before.
 _KNOWN = "ignore::pytest.PytestAssertRewriteWarning"
 EQUIVALENT = {  # key of a mutant -> why it changes nothing
-    "31547e66e191": "privacy/promises.py: how far the lines of a JSON file are indented",
     "6192e059ba7c": "privacy/projection.py: a larger bound has more distributions looked at, which "
     "fit as before",
 }
