@@ -58,6 +58,7 @@ def from_json(
     from pydantic_core import ValidationError
 
     try:
+        # mypy does not know that every type is hashable.
         record: Record = _build_type_validator(kind).validate_python(value)  # type: ignore[arg-type]
         return record
     except ValidationError as error:

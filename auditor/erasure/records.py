@@ -321,8 +321,10 @@ def _stream_rows(flag: str, path: Path) -> Iterator[dict[str, Any]]:
         yield _parse_row(flag, path, row, raw)
 
 
-def _stream_raw_rows(flag: str, path: Path) -> Iterator[str | dict[str, Any]]:
-    """Yield each row: a line of JSONL, which is not parsed, or the cells of CSV or Parquet."""
+def _stream_raw_rows(flag: str, path: Path) -> Iterator[tuple[int, str] | dict[str, Any]]:
+    """Yield each row: the cells of CSV or Parquet, or a line of JSONL, which is not parsed, with
+    the number of lines before it.
+    """
     source = f"{flag} {str(path)!r}"
     suffix = path.suffix.lower()
     if not path.is_file() or suffix not in _SUFFIXES:
@@ -341,11 +343,14 @@ def _stream_raw_rows(flag: str, path: Path) -> Iterator[str | dict[str, Any]]:
         raise AuditError(f"{source}: expected {_SUFFIXES[suffix]}") from None
 
 
-def _parse_row(flag: str, path: Path, row: int, raw: str | dict[str, Any]) -> dict[str, Any]:
+def _parse_row(
+    flag: str, path: Path, row: int, raw: tuple[int, str] | dict[str, Any]
+) -> dict[str, Any]:
     if isinstance(raw, dict):
         return raw
+    lines_before, line = raw
     source = f"{flag} {str(path)!r}"
-    return require_json_object(source, row, parse_table_json(source, raw, row))
+    return require_json_object(source, row, parse_table_json(source, line, lines_before))
 
 
 def _parse_record(

@@ -154,10 +154,12 @@ def stream_objects(
             row += 1
 
 
-def stream_nonblank_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a text file that are not blank."""
+def stream_nonblank_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a text file that are not blank, each with the number of lines before."""
     block = TableBlock(0, 0, path.stat().st_size)
-    return filter(str.strip, _stream_lines(path, block))
+    for number, line in enumerate(_stream_lines(path, block)):
+        if line.strip():
+            yield number, line
 
 
 def _stream_lines(path: Path, block: TableBlock) -> Iterator[str]:
@@ -555,9 +557,9 @@ def _stream_chosen_rows(
 ) -> Iterator[Mapping[str, Any]]:
     chosen = set(rows)
     if path.suffix.lower() == ".jsonl":
-        for row, line in enumerate(stream_nonblank_lines(path)):
+        for row, (lines_before, line) in enumerate(stream_nonblank_lines(path)):
             if row in chosen:
-                yield parse_table_json(where, line, row)
+                yield parse_table_json(where, line, lines_before)
     elif path.suffix.lower() == ".csv":
         for row, value in enumerate(stream_objects(where, path)):
             if row in chosen:

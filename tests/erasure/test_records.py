@@ -486,6 +486,7 @@ def test_csv_and_parquet_are_read_as_jsonl(tmp_path: Path, suffix: str) -> None:
     ("name", "content", "told"),
     [
         ("gone.csv", "", "is empty"),
+        ("gone.jsonl", '{"text": "a"}\n\n{"text": b}\n', "line 3: not JSON"),
         ("gone.csv", "text,text\na,b\n", "a header of different names"),
         ("gone.csv", "text,vector\na,soon\n", "a list of finite numbers"),
         ("gone.csv", "text\n\n", "is empty"),
